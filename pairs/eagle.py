@@ -1,4 +1,4 @@
-"""Our own EAGLE-style draft in training (`decoding.models.eagle.maps`): several tokens of a draft
+"""Our own EAGLE-style draft in training (`decoding.models.eagle.draft`): several tokens of a draft
 at once.
 
 Step 1 computes every row from the target's hidden states; step k the same rows as they are when the
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 from decoding.models.draft_model import own_layers, to_write_beside
-from decoding.models.eagle.maps import EPS, FILE, FeatureMaps, read_maps
+from decoding.models.eagle.draft import EPS, FILE, FeatureMaps, read_maps
 from decoding.models.loading import load_llama
 from decoding.settings import Pair
 from pairs.chats import Chat, ChatPool

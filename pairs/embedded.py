@@ -26,8 +26,8 @@ from transformers import (
 
 from decoding.models.draft_model import draft_from_layers, to_write_beside
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
-from decoding.models.eagle.maps import FILE as MAPS_FILE
-from decoding.models.eagle.maps import MAPS
+from decoding.models.eagle.draft import FILE as MAPS_FILE
+from decoding.models.eagle.draft import MAPS
 from pairs.rounded import write_rounded_draft
 from pairs.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError

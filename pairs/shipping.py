@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from decoding.models.draft_model import beside, is_own
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
-from decoding.models.eagle.maps import FILE, MAPS
+from decoding.models.eagle.draft import FILE, MAPS
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, write_atomically, write_json
 from runtime.json_files import read_object

@@ -18,16 +18,15 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from decoding.models.cached_lm import CachedLM
+from decoding.models.context import steady_length
 from decoding.models.draft_vocabulary import with_ends
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.ends import end_ids
 from decoding.models.identity import draft_fingerprint
-from decoding.models.layers.recurrent import cached
-from decoding.models.layers.rotations import steady_length
-from decoding.models.layers.support import refuse_other_layers
-from decoding.models.layers.text_part import text_part
 from decoding.models.loading import ModelPair, check_same_vocabulary, draft_tokens, load_draft
 from decoding.models.options import load_config
+from decoding.models.recurrent import cached
+from decoding.models.support import refuse_other_layers, text_part
 from decoding.pair import pair_settings
 from decoding.settings import Pair
 from runtime.errors import UserError

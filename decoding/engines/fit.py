@@ -12,7 +12,7 @@ from decoding.interfaces import (
     StopRule,
     Verifier,
 )
-from decoding.models.layers.recurrent import refuse_recurrent
+from decoding.models.recurrent import refuse_recurrent
 from runtime.errors import UserError
 
 

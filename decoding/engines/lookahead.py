@@ -13,7 +13,7 @@ from torch import Tensor
 from decoding.draft import Draft, zeros
 from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
 from decoding.interfaces import Pair
-from decoding.models.layers.recurrent import refuse_recurrent
+from decoding.models.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace, Stopwatch, Trace
 from decoding.verification import WarpedRows

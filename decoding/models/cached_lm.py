@@ -4,18 +4,22 @@ Supported: decoder-only models whose attention, full, in sliding windows or in c
 the transformers attention interface. Classes that were tried: docs/guides/own-pair.md."""
 
 import copy
+import functools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
+from decoding.models.context import context_limit, kept_layers, windows_of
 from decoding.models.cpu_llama import LlamaForward, fits
-from decoding.models.draft_vocabulary import among_all, own_and_rest
+from decoding.models.draft_vocabulary import among_all
 from decoding.models.forward import (
     Forward,
     Rows,
@@ -27,19 +31,56 @@ from decoding.models.forward import (
     ids_on,
     picked,
 )
-from decoding.models.kv_cache import ATTENTION, BufferCache, written
-from decoding.models.layers.clock import Clock
-from decoding.models.layers.windows import kept_layers, windows_of
-from decoding.models.options import context_limit
+from decoding.models.kv_cache import ATTENTION, BufferCache, BufferLayer, written
 from runtime.errors import UserError
+
+
+class Clock:
+    """Seconds spent inside `with clock:`. On a GPU the host goes on meanwhile: it waits when the
+    seconds are read, and not before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = (
+            functools.partial(torch.cuda.current_stream, device) if device.type == "cuda" else None
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        self._seconds = 0.0
+        self._open: list[Any] = []  # pairs of events that the GPU may not have come to
+
+    def __enter__(self) -> None:
+        self._start = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is None:
+            self._seconds += self._now() - self._start
+        else:
+            self._open.append((self._start, self._now()))
+
+    @property
+    def seconds(self) -> float:
+        for start, end in self._open:
+            end.synchronize()
+            self._seconds += start.elapsed_time(end) / 1000
+        self._open.clear()
+        return self._seconds
+
+    def _now(self) -> Any:
+        """Seconds on the host, an event in the stream of a GPU."""
+        if self._stream is None:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream())
+        return event
 
 
 class Held(NamedTuple):
     """rows: per layer, keys and values [1, kv_heads, n, d]; states: [n, L + 1, H], where they are
     recorded."""
 
-    rows: list[tuple[torch.Tensor, torch.Tensor]]
-    states: torch.Tensor | None
+    rows: list[tuple[Tensor, Tensor]]
+    states: Tensor | None
 
 
 class CachedLM:
@@ -56,46 +97,46 @@ class CachedLM:
         *,
         vocab_size: int | None = None,
         max_length: int | None = None,
-        vocabulary: torch.Tensor | None = None,
+        vocabulary: Tensor | None = None,
         joins: bool = True,
     ) -> None:
         """vocabulary: [k], the tokens that the model's output layer is about, in its order (None:
         all, in theirs); joins: whether weights of the model may be moved next to each other, which
         nobody else may read meanwhile."""
+        config = model.config.get_text_config()
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
         self.device: torch.device = model.device
-        self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
+        self.vocab_size = vocab_size or config.vocab_size
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
-        self.output_device = torch.device("cpu")
-        self.user: int | None = None  # thread of the engine that decodes with it
         self.merges = False  # whether all tokens that it cannot say are one column of logits
-        self.length = self.forwards = 0
-        self._clock = Clock(self.device)
-        self._block_start = 0
-        self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
         self._positions = torch.arange(self.max_length, device=self.device)
-        self._cache = self._empty_cache()
         embedding = model.get_input_embeddings()
         self._embedded: int = getattr(embedding, "num_embeddings", self.vocab_size)
-        self.hidden_states: int = model.config.get_text_config().num_hidden_layers + 1
+        self.hidden_states: int = config.num_hidden_layers + 1
         self._recorded: list[int] | None = None  # layers whose hidden states are kept in `states`
-        self.states = torch.zeros(0)
-        self._added: torch.Tensor | None = None  # [1, n, H], to the embeddings of the call
         self._joins = joins
         self.network: Forward = self._network_of(model)
+        self._begin()
 
-    def fresh(self, target: "CachedLM | None" = None) -> Any:
+    def _begin(self) -> None:
+        """Have an empty cache, and no engine."""
+        self._cache, self._clock = self._empty_cache(), Clock(self.device)
+        self.length = self.forwards = self._block_start = 0
+        self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
+        self._added: Tensor | None = None  # [1, n, H], to the embeddings of the call
+        self.states = torch.zeros(0)
+        self.output_device = torch.device("cpu")
+        self.user: int | None = None  # thread of the engine that decodes with it
+
+    def fresh(self, target: "CachedLM | None" = None) -> Self:
         """Return the same model with an empty cache of its own; weights are shared, so that each
         may run in another thread. target: what a draft that reads states reads them from."""
-        found = copy.copy(self)
-        found.network = copy.copy(self.network)
-        found._cache, found._clock = self._empty_cache(), Clock(self.device)
-        found.length = found.forwards = found._block_start = 0
-        found._tree, found._added, found.states = None, None, torch.zeros(0)
-        found.output_device, found.user = torch.device("cpu"), None
-        return found
+        other = copy.copy(self)
+        other.network = copy.copy(self.network)
+        other._begin()
+        return other
 
     def _empty_cache(self) -> BufferCache:
         return BufferCache()
@@ -108,8 +149,8 @@ class CachedLM:
 
     def forward(
         self,
-        tokens: torch.Tensor,
-        parents: torch.Tensor | None = None,
+        tokens: Tensor,
+        parents: Tensor | None = None,
         *,
         extend: bool = False,
         hidden: Sequence[int] = (),
@@ -125,42 +166,32 @@ class CachedLM:
         ``extend``, goes on from the previous call. ``hidden``, ``hidden_rows``, ``logits``: see
         `Wanted`; nothing else leaves the device. Raises UserError when the context would exceed
         ``max_length``."""
-        wanted = Wanted(hidden, hidden_rows, logits)
-        if parents is not None:
-            return self._forward_tree(tokens, parents, extend, wanted)
-        n = len(tokens)
-        self.check_context(self.length + n)
-        positions = self._positions[self.length : self.length + n]
-        plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
-        visible = None if plain else causal(n, self.device)
-        return self._run(tokens, positions, visible, wanted)
-
-    def _forward_tree(
-        self, tokens: torch.Tensor, parents: torch.Tensor, extend: bool, wanted: Wanted
-    ) -> LMOutput:
-        before = self._tree if extend else RowTree.empty()
+        wanted, n = Wanted(hidden, hidden_rows, logits), len(tokens)
+        if parents is None:
+            self.check_context(self.length + n)
+            positions = self._positions[self.length : self.length + n]
+            plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
+            return self._run(tokens, positions, None if plain else causal(n, self.device), wanted)
+        before = self._tree if extend else RowTree()
         assert before is not None, "extend needs a tree from the previous call"
         start = self._block_start if extend else self.length
-        tree = before.grown(parents)
-        known = len(before.depth)
-        positions = [start + depth for depth in tree.depth[known:]]
-        self.check_context(max(positions) + 1)
-        straight = len(tokens) == 1 and tree.depth[-1] == known  # the whole cache is its past
-        visible = None if straight else tree.visible(known)
-        where = (
-            self._positions[positions[0] : positions[0] + 1]
-            if straight
-            else torch.tensor(positions, device=self.device)
-        )
-        output = self._run(tokens, where, visible, wanted)
+        tree, rows_before = before.grown(parents), len(before.depth)
+        places = [start + depth for depth in tree.depth[rows_before:]]
+        self.check_context(max(places) + 1)
+        if n == 1 and tree.depth[-1] == rows_before:  # the whole cache is its past
+            visible, positions = None, self._positions[places[0] : places[0] + 1]
+        else:
+            visible = tree.visible(rows_before)
+            positions = torch.tensor(places, device=self.device)
+        output = self._run(tokens, positions, visible, wanted)
         self._block_start, self._tree = start, tree
         return output
 
     def forward_masked(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        visible: torch.Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor,
         *,
         hidden: Sequence[int] = (),
         logits: RowsWanted = "all",
@@ -190,20 +221,20 @@ class CachedLM:
 
     def compute(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
-    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """What the `Forward` gives with any cache, and of the hidden states those that are
         recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``. Of a draft with fewer
         tokens than its target, those that it does not have are its last one."""
         self.refuse_missing(hidden)
         if self._embedded < self.vocab_size:
             rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
-        found, states = self.network(rows, cache, [*hidden, *(self._recorded or ())], logits)
+        scores, states = self.network(rows, cache, [*hidden, *(self._recorded or ())], logits)
         states = [state.to(self.device) for state in states]
         if self._recorded is None:
-            return found, states, None
-        return found, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
+            return scores, states, None
+        return scores, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
-    def of_target(self, states: torch.Tensor) -> torch.Tensor | None:
+    def of_target(self, states: Tensor) -> Tensor | None:
         """[b, n, H] to be added to the embeddings of tokens, from the target's recorded states
         [b, n, L + 1, H_target] at the tokens before; None of a draft that reads no states."""
         return None
@@ -229,11 +260,8 @@ class CachedLM:
             self.states[start : start + len(rows)] = self.states[[start + row for row in rows]]
         self.length = start + len(rows)
 
-    def load(
-        self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]], states: torch.Tensor | None = None
-    ) -> None:
-        """Replace the cache by rows computed elsewhere: per layer, keys and values [1, kv_heads, n,
-        d]. states: [n, len(layers) + 1, H], of a model that records them."""
+    def load(self, rows: Sequence[tuple[Tensor, Tensor]], states: Tensor | None = None) -> None:
+        """Replace the cache by rows computed elsewhere, as `Held` has them."""
         self.crop(0)
         for layer, (keys, values) in enumerate(rows):
             self._cache.update(keys, values, layer)
@@ -244,7 +272,7 @@ class CachedLM:
     def held(self) -> Held:
         """Copies of what is cached, as `load` takes it."""
         states = None if self._recorded is None else self.states[: self.length].clone()
-        return Held(self._cache.rows(0), states)
+        return Held(self._cache.rows(), states)
 
     @property
     def cached_layers(self) -> int:
@@ -254,11 +282,8 @@ class CachedLM:
     @property
     def row_bytes(self) -> int:
         """Keys and values of one cached row, all layers."""
-        return sum(
-            part[:, :, 0].nbytes
-            for layer in self._cache.layers
-            for part in (layer.keys, layer.values)
-        )
+        layers = [layer for layer in self._cache.layers if isinstance(layer, BufferLayer)]
+        return sum(x[:, :, 0].nbytes for layer in layers for x in (layer.keys, layer.values))
 
     def reset(self) -> None:
         """Empty the cache (buffers are kept) and zero the counters."""
@@ -270,7 +295,7 @@ class CachedLM:
     def seconds(self) -> float:
         return self._clock.seconds
 
-    def spread(self, logits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def spread(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
         """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it
         cannot say; [..., k + 1] while it ``merges`` those."""
         if self.vocabulary is None:
@@ -278,11 +303,13 @@ class CachedLM:
             if self._embedded >= self.vocab_size:
                 return logits
             return pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-math.inf)
-        self.vocabulary = known = self.vocabulary.to(self.output_device)
-        said = logits.to(self.output_device, dtype)
-        return own_and_rest(said) if self.merges else among_all(said, known, self.vocab_size)
+        self.vocabulary = self.vocabulary.to(self.output_device)
+        logits = logits.to(self.output_device, dtype)
+        if self.merges:
+            return pad(logits, (0, 1), value=-math.inf)
+        return among_all(logits, self.vocabulary, self.vocab_size)
 
-    def embed(self, token: int) -> torch.Tensor:
+    def embed(self, token: int) -> Tensor:
         """Input embedding of one token, [H] float32."""
         index = ids_on(torch.tensor([token]), self.device)
         with torch.no_grad():
@@ -290,36 +317,32 @@ class CachedLM:
 
     def _run(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        visible: torch.Tensor | None,
+        tokens: Tensor,
+        positions: Tensor,
+        visible: Tensor | None,
         wanted: Wanted,
         narrow: bool = False,
     ) -> LMOutput:
         """visible: [n, m] bool, which of the last m rows each of the n sees, itself included; all
         see those before."""
-        n = len(tokens)
         with self._clock, torch.no_grad():
-            mask = None if visible is None else self._additive(visible)
+            mask = None
+            if visible is not None:
+                mask = additive_mask(visible, self.length, self.model.dtype, self.device)
             rows = Rows(ids_on(tokens, self.device)[None], positions[None], mask, self._added)
-            found, states, kept = self.compute(rows, self._cache, wanted.hidden, wanted.logits)
+            logits, states, kept = self.compute(rows, self._cache, wanted.hidden, wanted.logits)
             if kept is not None:
                 self.states = written(self.states, self.length, kept[0])
-            dtype = at_most_float32(found.dtype) if narrow else torch.float32
+            dtype = at_most_float32(logits.dtype) if narrow else torch.float32
             hidden = [picked(state, wanted.hidden_rows) for state in states]
             output = LMOutput(
-                self.spread(found[0], dtype),
+                self.spread(logits[0], dtype),
                 torch.cat(hidden).to(self.output_device) if hidden else None,
             )
         self._block_start, self._tree = self.length, None
-        self.length += n
+        self.length += len(tokens)
         self.forwards += 1
         return output
-
-    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
-        """[n, m] bool -> [1, 1, n, L] in the model's dtype: 0 where visible, the lowest finite
-        number elsewhere."""
-        return additive_mask(visible, self.length, self.model.dtype, self.device)
 
     def check_context(self, context: int) -> None:
         """Raises UserError where so many tokens are more than `max_length`."""

@@ -2,7 +2,7 @@
 model has."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol
 
@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from transformers import utils as transformers_utils
 
 from decoding.interfaces import RowsWanted
-from decoding.models.kv_cache import BufferCache
-from decoding.models.layers.temperature import OPTION, has_temperature
-from decoding.models.layers.windows import Windows
+from decoding.models.context import Windows
+from decoding.models.kv_cache import POSITIONS, BufferCache, has_temperature
 from decoding.models.packing import PackedLinear, refresh
 
 # Earlier versions of transformers keep all hidden states, or count from another layer in a list.
@@ -84,28 +83,29 @@ class TransformersForward:
             embedding = self._model.get_input_embeddings()
             inputs["inputs_embeds"] = embedding(inputs.pop("input_ids")) + rows.added
         if self._tempered:
-            inputs[OPTION] = rows.positions
-        windows = self._windows
+            inputs[POSITIONS] = rows.positions
+        mask: Any = rows.mask
+        if self._windows is not None:
+            positions = rows.positions.expand(rows.tokens.shape)
+            mask = self._windows.masks(mask, positions, cache)
+        # The rows to keep are no tensor: of a model on several devices the last one, which picks
+        # them, need not be the one that the inputs go to.
+        keep: int | slice | list[int]
         spared = logits == "none" and not self._takes_none
+        if isinstance(logits, str):
+            keep = slice(0) if logits == "none" and not spared else int(logits != "all")
+        else:
+            keep = list(logits)
         result = self._model(
             **inputs,
-            attention_mask=rows.mask if windows is None else windows.masks(rows, cache),
+            attention_mask=mask,
             position_ids=rows.positions,
             use_cache=True,
             output_hidden_states=list(hidden) if SELECTS else bool(hidden),
-            logits_to_keep=rows_to_keep("last" if spared else logits),
+            logits_to_keep=keep,
         )
-        found = picked(result.logits, "none") if spared else result.logits
-        return found, [result.hidden_states[layer] for layer in hidden]
-
-
-def rows_to_keep(logits: RowsWanted) -> int | slice | list[int]:
-    """Return the rows as transformers has it: the last so many (0 is all of them), or which. No
-    tensor: of a model on several devices the last one, which picks the rows, need not be the one
-    that the inputs go to."""
-    if logits == "all" or logits == "last":
-        return int(logits == "last")
-    return slice(0) if logits == "none" else list(logits)
+        states = [result.hidden_states[layer] for layer in hidden]
+        return picked(result.logits, "none") if spared else result.logits, states
 
 
 def picked(x: Tensor, rows: RowsWanted) -> Tensor:
@@ -132,8 +132,8 @@ def additive_mask(visible: Tensor, length: int, dtype: torch.dtype, device: torc
 
 
 def ids_on(tokens: Tensor, device: torch.device) -> Tensor:
-    """Tokens [n] there. A single one from the host is written by the device, which nobody waits
-    for."""
+    """Tokens [n] on a device. A single one from the host is written by the device, which nobody
+    waits for."""
     if device.type == "cpu" or len(tokens) > 1 or tokens.device.type != "cpu":
         return tokens.to(device)
     return torch.full((1,), int(tokens), device=device)
@@ -144,15 +144,11 @@ class RowTree:
     """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row
     that follows the cache."""
 
-    parents: list[int]
-    depth: list[int]
+    parents: list[int] = field(default_factory=list)
+    depth: list[int] = field(default_factory=list)
 
-    @classmethod
-    def empty(cls) -> "RowTree":
-        return cls([], [])
-
-    def grown(self, parents: torch.Tensor) -> "RowTree":
-        """Return the mask with one more row for each of ``parents`` [n], indices of earlier rows
+    def grown(self, parents: Tensor) -> "RowTree":
+        """Return the tree with one more row for each of ``parents`` [n], indices of earlier rows
         (-1 = none)."""
         more: list[int] = parents.tolist()
         depth = self.depth.copy()
@@ -160,7 +156,7 @@ class RowTree:
             depth.append(depth[parent] + 1 if parent >= 0 else 0)
         return RowTree(self.parents + more, depth)
 
-    def visible(self, first: int = 0) -> torch.Tensor:
+    def visible(self, first: int = 0) -> Tensor:
         """[m - first, m] bool: which rows each one from `first` on sees, its ancestors and
         itself."""
         seen = np.zeros((len(self.parents) - first, len(self.parents)), dtype=np.bool_)

@@ -18,18 +18,13 @@ from transformers.quantizers import AutoQuantizationConfig
 from transformers.utils import ADAPTER_CONFIG_NAME, is_peft_available
 
 from decoding.models.cached_lm import CachedLM
+from decoding.models.context import refuse_unsteady
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
-from decoding.models.eagle.checkpoint import find_checkpoint
-from decoding.models.eagle.draft import EagleDraft
-from decoding.models.eagle.loading import load_published
-from decoding.models.eagle.maps import read_maps
+from decoding.models.eagle.checkpoint import find_checkpoint, load_published
+from decoding.models.eagle.draft import EagleDraft, read_maps
 from decoding.models.ends import end_ids
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
-from decoding.models.layers.recurrent import cached
-from decoding.models.layers.rotations import refuse_unsteady
-from decoding.models.layers.support import refuse_other_layers
-from decoding.models.layers.text_part import auto_class, text_part
 from decoding.models.mixed import mix_in
 from decoding.models.options import (
     REMEDY,
@@ -43,6 +38,8 @@ from decoding.models.options import (
     where_of,
 )
 from decoding.models.packing import pack_linears
+from decoding.models.recurrent import cached
+from decoding.models.support import auto_class, refuse_other_layers, text_part
 from decoding.settings import ModelSettings, Pair
 from runtime.errors import UserError
 from runtime.files import checked_folder

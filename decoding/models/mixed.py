@@ -19,7 +19,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import among_all
 from decoding.models.forward import Rows
 from decoding.models.kv_cache import BufferCache
-from decoding.models.layers.recurrent import RecurrentLM
+from decoding.models.recurrent import RecurrentLM
 from runtime.errors import UserError
 
 KEY = "pair.draft_mix"

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig
 
-from decoding.models.layers.rotations import refuse_unsteady
-from decoding.models.layers.windows import longest_text
 from decoding.models.packing import fast_bfloat16
 from decoding.settings import ModelSettings
 from runtime.errors import UserError
@@ -18,7 +16,6 @@ REMEDY = (
     "Run `python pairs/build_pair.py` with the same pair= and pair.bits= for an embedded pair, or"
     " give a hub id or an existing folder."
 )
-UNLIMITED = 1 << 17  # tokens of a context where neither the model nor the user names a limit
 
 OWN_KEYS = {
     "device_map": "Set pair.{side}_device",
@@ -117,16 +114,3 @@ def resolve_dtype(name: str, device: str, stored: torch.dtype | str | None = Non
 
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-
-
-def context_limit(model: PreTrainedModel, asked: int | None) -> int:
-    """Tokens a context may have. Raises UserError where angles of rotation would change on the
-    way."""
-    refuse_unsteady("pair", model, asked)
-    if asked is not None and asked < 2:
-        raise UserError(
-            f"pair.max_length: {asked} has no room for a prompt and a response. Raise it"
-        )
-    window = longest_text(model)
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min((limit for limit in (longest, window, asked) if limit), default=UNLIMITED)

@@ -22,7 +22,7 @@ def tree_mask(parents: Sequence[int], order: Sequence[int], prefix: int) -> Tens
     as they are sent, e.g. `range(n + 1)` or `depth_first(parents)`; prefix: cached tokens, visible
     to all."""
     rows = torch.tensor(order)
-    tree = RowTree.empty().grown(torch.tensor([-1, *parents])).visible()[rows][:, rows]
+    tree = RowTree().grown(torch.tensor([-1, *parents])).visible()[rows][:, rows]
     return torch.cat([torch.ones(len(rows), prefix, dtype=torch.bool), tree], dim=1)
 
 

@@ -13,13 +13,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from decoding.batch_cost import BatchCost, BatchTable, share, tabled, write_batch_cost
-from decoding.models.cached_lm import CachedLM
+from decoding.models.cached_lm import CachedLM, Clock
 from decoding.models.forward import Rows, additive_mask, causal
 from decoding.models.kv_cache import BufferCache
-from decoding.models.layers.clock import Clock
-from decoding.models.layers.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
+from decoding.models.recurrent import refuse_recurrent
 from decoding.settings import Pair
 from evaluation.batched import scheduler
 from evaluation.page import lower, times

@@ -14,14 +14,15 @@ from transformers import PreTrainedModel
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
+from decoding.models.context import context_limit
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
-from decoding.models.eagle.maps import FILE as MAPS
-from decoding.models.layers.recurrent import cached, refuse_recurrent
-from decoding.models.layers.text_part import auto_class, text_part
+from decoding.models.eagle.draft import FILE as MAPS
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
-from decoding.models.options import context_limit, load_config, resolve_dtype, source_of
+from decoding.models.options import load_config, resolve_dtype, source_of
+from decoding.models.recurrent import cached, refuse_recurrent
+from decoding.models.support import auto_class, text_part
 from decoding.sampling import Warp
 from decoding.settings import ModelSettings, Pair
 from evaluation.baselines.generate import GenerateEngine

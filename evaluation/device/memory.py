@@ -22,8 +22,8 @@ from data_gen.harvest import Progress, label_chunk, outputs_on
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.engines.serial import SerialEngine
-from decoding.models.layers.recurrent import cached
 from decoding.models.loading import ModelPair
+from decoding.models.recurrent import cached
 from decoding.sampling import Sampler
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain

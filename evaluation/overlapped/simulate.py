@@ -13,7 +13,7 @@ from data_gen.samples import refuse_other_distributions
 from data_gen.storage.dataset import Harvest
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
-from decoding.models.eagle.maps import FILE
+from decoding.models.eagle.draft import FILE
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.rollout_table import RolloutTable

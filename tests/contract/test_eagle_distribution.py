@@ -8,8 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.cached_lm import CachedLM
-from decoding.models.eagle.draft import EagleDraft
-from decoding.models.eagle.maps import FeatureMaps
+from decoding.models.eagle.draft import EagleDraft, FeatureMaps
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from decoding.stopping.confidence_before import ConfidenceBefore

@@ -14,8 +14,7 @@ from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
-from decoding.models.eagle.draft import EagleDraft
-from decoding.models.eagle.maps import read_maps
+from decoding.models.eagle.draft import EagleDraft, read_maps
 from decoding.models.loading import ModelPair
 from decoding.picking import Draw
 from decoding.sampling import Sampler, Warp

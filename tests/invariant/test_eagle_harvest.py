@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from data_gen.records import label
 from data_gen.room import ON_A_CORE
 from data_gen.settings import HarvestSettings
-from decoding.models.eagle.maps import FILE
+from decoding.models.eagle.draft import FILE
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Warp
 from decoding.settings import Pair

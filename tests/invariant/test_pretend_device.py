@@ -201,7 +201,7 @@ def planted(fault: Callable[[CachedLM], object]) -> tuple[bool, ...]:
 
 def test_a_host_tensor_mixed_in_is_caught() -> None:
     def fault(target: CachedLM) -> None:
-        target._additive = lambda visible: torch.zeros(1, 1, *visible.shape)
+        target._positions = target._positions.cpu()
 
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         planted(fault)

@@ -12,12 +12,11 @@ import torch
 import transformers
 
 from decoding.engines.serial import SerialEngine
+from decoding.models.batched_lm import batch_of
 from decoding.models.cached_lm import CachedLM
-from decoding.models.layers.batches import batch_of
-from decoding.models.layers.recurrent import RecurrentLM, cached
-from decoding.models.layers.states import STATEFUL
 from decoding.models.loading import ModelPair
 from decoding.models.mixed import mix_in
+from decoding.models.recurrent import STATEFUL, RecurrentLM, cached
 from decoding.pair import open_pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed

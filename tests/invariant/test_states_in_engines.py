@@ -10,11 +10,11 @@ import torch
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
+from decoding.models.batched_lm import batch_of
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import EagleDraft
-from decoding.models.layers.batches import batch_of
-from decoding.models.layers.recurrent import cached
 from decoding.models.loading import ModelPair
+from decoding.models.recurrent import cached
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.never import Never

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
-from decoding.models.layers.text_part import text_part
+from decoding.models.support import text_part
 from decoding.pair import open_pair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed

@@ -76,7 +76,7 @@ def test_every_node_is_reached_by_one_path(above: list[int]) -> None:
 
 @given(parents(), st.integers(0, 12))
 def test_a_row_of_a_tree_sees_its_ancestors_and_itself(above: list[int], cut: int) -> None:
-    grown = RowTree.empty()
+    grown = RowTree()
     for part in (above[:cut], above[cut:]):
         grown = grown.grown(torch.tensor(part, dtype=torch.long) - 1)
     draft = Draft(above, list(range(len(above))), [])

@@ -1,2 +1,2 @@
-"""Drafts that read their target's hidden states: our own kind (`maps`), and EAGLE-1 and EAGLE-3
-(`eagle3`) from the checkpoints people have (`formats`, `checkpoint`)."""
+"""Drafts that read their target's hidden states: our own kind (`draft`), and EAGLE-1 and EAGLE-3
+(`published`) from the checkpoints people have (`checkpoint`)."""

@@ -5,38 +5,52 @@ The row of the token at position t gets the target's hidden states at t - 1, whi
 computed when it verified the tokens up to there. Where it has not (from the second token of a draft
 on), the draft's own hidden state at t - 1 stands in for them. q is the distribution the tokens are
 drawn from, so every verification rule is as exact as with any draft. Rows of accepted tokens are
-computed anew from the target's states as soon as there are some, as in EAGLE (2401.15077)."""
+computed anew from the target's states as soon as there are some, as in EAGLE (Li et al. 2024,
+2401.15077; EAGLE-3: 2025, 2503.01840).
 
+Our own kind (`FeatureMaps`) is an ordinary draft with a vector added to each token's embedding: a
+linear map of those states. How it differs: it need not have a single layer; the maps are added to
+the embedding instead of joined with it, so that training can start from an ordinary draft (maps of
+zeros)."""
+
+import json
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_model import beside
+from runtime.errors import UserError
+
+MAPS = ("from_states", "from_own")
+FILE = "target_features.safetensors"  # of a draft (`beside`): it makes it one that reads along
+EPS = 1e-5
 
 
 class Reader(Protocol):
-    """What a draft makes of hidden states before it reads them: a `FeatureMaps`, or a `Fusion`."""
+    """What a draft makes of hidden states before it reads them: a `FeatureMaps`, or a `Fusion`.
+
+    layers: the target's hidden states that are read besides the last one (0: embeddings, i: after
+        layer i)
+    described: what a fingerprint says besides `tensors`
+    tensors: weights that are not the draft model's own"""
 
     @property
-    def layers(self) -> Sequence[int]:
-        """The target's hidden states that are read besides the last one (0: embeddings, i: after
-        layer i)."""
-        ...
+    def layers(self) -> Sequence[int]: ...
 
     @property
-    def described(self) -> str:
-        """What a fingerprint says besides `tensors`."""
-        ...
+    def described(self) -> str: ...
 
     @property
-    def tensors(self) -> Sequence[Tensor]:
-        """Weights that are not the draft model's own."""
-        ...
+    def tensors(self) -> Sequence[Tensor]: ...
 
     def of_target(self, states: Tensor) -> Tensor:
         """[..., H] from the target's states [..., L + 1, H_target]; zeros for zeros, which stand
@@ -44,8 +58,67 @@ class Reader(Protocol):
         ...
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        """[n, H] from the draft's own states [n, H]."""
+        """[n, H] from the draft's own last hidden states [n, H]."""
         ...
+
+
+@dataclass(frozen=True)
+class FeatureMaps:
+    """What is added to the embeddings: a `Reader`.
+
+    from_states: [H, (L + 1) * H_target], of the target's states, each divided by its root mean
+    square
+    from_own: [H, H], of the draft's last hidden state
+    """
+
+    layers: tuple[int, ...]
+    from_states: Tensor
+    from_own: Tensor
+
+    @property
+    def described(self) -> str:
+        return json.dumps(self.layers)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.from_states, self.from_own
+
+    def of_target(self, states: Tensor) -> Tensor:
+        wide = states.to(torch.promote_types(states.dtype, torch.float32))
+        scaled = F.rms_norm(wide, states.shape[-1:], eps=EPS).to(self.from_states)
+        return F.linear(scaled.flatten(-2), self.from_states)
+
+    def of_own(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden.to(self.from_own), self.from_own)
+
+
+def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
+    """The maps in the folder of a draft, in its dtype and on its device; None for an ordinary
+    draft.
+
+    Raises UserError where the file is damaged or does not fit these models.
+    """
+    path = beside(folder, FILE)
+    if path is None:
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            layers = tuple(json.loads(file.metadata()["layers"]))
+            maps = [file.get_tensor(name) for name in MAPS]
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"pair.draft: {path} is damaged ({error}). Train it: python pairs/distill_draft.py"
+            " draft=eagle"
+        ) from error
+    width, source = like.config.hidden_size, target.config.hidden_size
+    wanted = {(width, (len(layers) + 1) * source), (width, width)}
+    fitting = set(layers) <= set(range(target.config.num_hidden_layers + 1))
+    if {tuple(x.shape) for x in maps} != wanted or not fitting:
+        raise UserError(
+            f"pair.draft: {path} reads states of another target than pair.target. Train one for it:"
+            " python pairs/distill_draft.py draft=eagle"
+        )
+    return FeatureMaps(layers, *(x.to(like.device, like.dtype) for x in maps))
 
 
 class EagleDraft(CachedLM):
@@ -54,42 +127,24 @@ class EagleDraft(CachedLM):
     reads_target = True
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        target: CachedLM,
-        maps: Reader,
-        *,
-        vocab_size: int | None = None,
-        max_length: int | None = None,
-        vocabulary: Tensor | None = None,
-        joins: bool = True,
+        self, model: PreTrainedModel, target: CachedLM, maps: Reader, **options: Any
     ) -> None:
-        """target: records the states the maps read from now on (`CachedLM.record`)."""
-        super().__init__(
-            model, vocab_size=vocab_size, max_length=max_length, vocabulary=vocabulary, joins=joins
-        )
-        self.maps = maps
-        self._target = target
+        """target: records the states the maps read from now on (`CachedLM.record`); options: of
+        `CachedLM`."""
+        super().__init__(model, **options)
+        self.maps, self._target = maps, target
         target.record(maps.layers)
         self.record([])  # its own last hidden states
-        self._width: int = model.config.get_text_config().hidden_size
 
-    def fresh(self, target: CachedLM | None = None) -> "EagleDraft":
+    def fresh(self, target: CachedLM | None = None) -> Self:
         """See `CachedLM.fresh`."""
-        found = super().fresh(target)
-        found._target = target or self._target
-        found._target.record(self.maps.layers)
-        return found
+        other = super().fresh(target)
+        other._target = target or self._target
+        other._target.record(self.maps.layers)
+        return other
 
     def forward(
-        self,
-        tokens: Tensor,
-        parents: Tensor | None = None,
-        *,
-        extend: bool = False,
-        hidden: Sequence[int] = (),
-        hidden_rows: RowsWanted = "all",
-        logits: RowsWanted = "all",
+        self, tokens: Tensor, parents: Tensor | None = None, *, extend: bool = False, **wanted: Any
     ) -> LMOutput:
         """Run the draft as `CachedLM.forward` does. A row whose predecessor is in the target's
         cache reads the target's states there; the predecessor of any other row must have been run
@@ -100,9 +155,7 @@ class EagleDraft(CachedLM):
             start = self._block_start if extend else self.length
             before = [start + parent for parent in parents.tolist()]
         self._added = self._after(before)
-        return super().forward(
-            tokens, parents, extend=extend, hidden=hidden, hidden_rows=hidden_rows, logits=logits
-        )
+        return super().forward(tokens, parents, extend=extend, **wanted)
 
     def forward_masked(
         self,
@@ -116,11 +169,11 @@ class EagleDraft(CachedLM):
         """Run drafted tokens as `CachedLM.forward_masked` does: each row reads the draft's own
         state at the last cached row that it sees, whatever the target has seen by now. Of the rows
         of the call it sees only itself."""
-        here = visible[:, self.length :]
-        assert here.device.type != "cpu" or torch.equal(here, torch.eye(len(tokens)).bool()), (
+        itself = visible[:, self.length :]
+        assert itself.device.type != "cpu" or torch.equal(itself, torch.eye(len(tokens)).bool()), (
             "drafted tokens come one by one"
         )
-        rows = torch.arange(self.length, device=here.device)
+        rows = torch.arange(self.length, device=itself.device)
         before = torch.where(visible[:, : self.length], rows, -1).amax(1)
         self._added = self.maps.of_own(self.states[before, 0])[None]
         return super().forward_masked(tokens, positions, visible, hidden=hidden, logits=logits)
@@ -144,14 +197,11 @@ class EagleDraft(CachedLM):
             added = self.maps.of_target(states)
             return F.pad(added, (0, 0, len(before) - len(added), 0))[None]
         if first < 0:
-            return self._nothing(len(before))
+            width = self.model.config.get_text_config().hidden_size
+            return torch.zeros(1, len(before), width, dtype=self.model.dtype, device=self.device)
         if all(row < verified for row in before):
             return self.maps.of_target(self._target.states[before])[None]
         assert all(verified <= row < self.length for row in before), (
             "drafted rows come after those before them"
         )
         return self.maps.of_own(self.states[before, 0])[None]
-
-    def _nothing(self, rows: int) -> Tensor:
-        """[1, rows, H] for rows before which there is no state."""
-        return torch.zeros(1, rows, self._width, dtype=self.model.dtype, device=self.device)

@@ -79,23 +79,19 @@ class PublishedModel(LlamaPreTrainedModel):
             self.fc_norm = nn.ModuleList(norms)
         kind: Any = LAYERS[config.model_type]
         self.layers = nn.ModuleList(kind(config, i) for i in range(config.num_hidden_layers))
-        if joined:
-            self._join_in(self.layers[0], width, eps)
+        first: Any = self.layers[0]
+        if joined:  # the first layer reads embedding and feature
+            first.hidden_norm = LlamaRMSNorm(width, eps)
+            for name in ("q_proj", "k_proj", "v_proj"):
+                old = getattr(first.self_attn, name)
+                wide = nn.Linear(2 * width, old.out_features, old.bias is not None)
+                setattr(first.self_attn, name, wide)
         else:
-            self.layers[0].input_layernorm = nn.Identity()
+            first.input_layernorm = nn.Identity()
         if flavour.final_norm:
             self.norm = LlamaRMSNorm(width, eps)
         self.lm_head = nn.Linear(width, says, bias=False)
         self.rotary_emb = rotary_of(config)
-
-    @staticmethod
-    def _join_in(layer: Any, width: int, eps: float) -> None:
-        """Let the first layer read embedding and feature."""
-        layer.hidden_norm = LlamaRMSNorm(width, eps)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            old = getattr(layer.self_attn, name)
-            wide = nn.Linear(2 * width, old.out_features, old.bias is not None)
-            setattr(layer.self_attn, name, wide)
 
     def fused(self, states: Tensor) -> Tensor:
         """[..., H], the feature of each row, from the target's states [..., L + 1, H_target], the
@@ -129,8 +125,7 @@ class PublishedForward(Watch):
     def __init__(self, model: PublishedModel, max_length: int) -> None:
         """max_length: positions lie below it."""
         super().__init__(model)
-        self._flavour = model.flavour
-        self._joins, self._max_length = bool(model.flavour.layers), max_length
+        self._flavour, self._max_length = model.flavour, max_length
         self._kinds = kinds(model)
         self._check()
 
@@ -144,19 +139,16 @@ class PublishedForward(Watch):
                 " adapter or a patched forward. Remove them"
             )
         if not same:
-            self._take(self._model)
+            model = self._model
+            self._layers = [DecoderLayer(layer) for layer in model.layers]
+            self._norm = norm_of(model.norm if self._flavour.final_norm else nn.Identity())
+            if self._flavour.layers:
+                self._of_token = norm_of(model.layers[0].input_layernorm)
+                self._of_feature = norm_of(model.layers[0].hidden_norm)
+            self._rotation = rotations(model.rotary_emb, self._max_length, model.dtype)
             self.note()
         ends = self._model.fc, self._model.lm_head
         refresh([*ends, *(part for layer in self._layers for part in layer.linears)])
-
-    def _take(self, model: PublishedModel) -> None:
-        self._layers = [DecoderLayer(layer) for layer in model.layers]
-        self._norm = norm_of(model.norm if model.flavour.final_norm else nn.Identity())
-        first: Any = model.layers[0]
-        if self._joins:
-            self._of_token = norm_of(first.input_layernorm)
-            self._of_feature = norm_of(first.hidden_norm)
-        self._rotation = rotations(model.rotary_emb, self._max_length, model.dtype)
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
@@ -169,23 +161,19 @@ class PublishedForward(Watch):
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
         mask = without_first(rows, cache.layer(0).length, e.dtype)
         mask = None if mask is None else folded(mask, self._layers[0].groups)
-        x, u = self._begun(e, f)
+        if self._flavour.layers:  # x: what the first layer adds to; u: what it reads
+            normed = self._of_feature(f)
+            u = torch.cat([self._of_token(e), normed], -1)
+            x = normed if self._flavour.norm_before_residual else f
+        else:
+            x = u = self._model.fc(torch.cat([e, f], -1))
         x = self._layers[0].rest(x, u, (cos, sin), cache.layer(0), mask)
-        found = [e, x]
+        states = [e, x]
         for index, layer in enumerate(self._layers[1:], 1):
             x = layer(x, cos, sin, cache.layer(index), mask)
-            found.append(x)
-        found.append(self._norm(x))
-        return self._model.lm_head(picked(found[-1], logits)), [found[i] for i in hidden]
-
-    def _begun(self, e: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, n, H] and [B, n, H or 2 H]: what the first layer adds to, and what it reads."""
-        if not self._joins:
-            x = self._model.fc(torch.cat([e, f], -1))
-            return x, x
-        normed = self._of_feature(f)
-        u = torch.cat([self._of_token(e), normed], -1)
-        return normed if self._flavour.norm_before_residual else f, u
+            states.append(x)
+        states.append(self._norm(x))
+        return self._model.lm_head(picked(states[-1], logits)), [states[i] for i in hidden]
 
 
 def kinds(model: nn.Module) -> list[type]:
@@ -221,32 +209,17 @@ class Fusion:
         self.described = json.dumps(asdict(model.flavour))
 
     def of_target(self, states: Tensor) -> Tensor:
-        """See `Reader`."""
         return self._model.fused(states)
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        """See `Reader`: they are features already."""
-        return hidden
+        return hidden  # they are features already
 
 
 class PublishedDraft(EagleDraft):
     """An `EagleDraft` of which any engine can make use."""
 
-    def __init__(
-        self,
-        model: PublishedModel,
-        target: CachedLM,
-        *,
-        vocab_size: int | None = None,
-        max_length: int | None = None,
-        vocabulary: Tensor | None = None,
-    ) -> None:
-        """vocabulary: [k], the tokens of its output layer; None: all of the target's."""
-        options: Any = {
-            "vocab_size": vocab_size,
-            "max_length": max_length,
-            "vocabulary": vocabulary,
-        }
+    def __init__(self, model: PublishedModel, target: CachedLM, **options: Any) -> None:
+        """options: of `CachedLM`."""
         super().__init__(model, target, Fusion(model), **options)
         self.hidden_states = len(model.layers) + 2
         self.record([] if model.flavour.norm_output else [-2])  # what is fed back comes first

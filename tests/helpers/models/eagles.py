@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, Qwen3Config
 
 from decoding.models.cached_lm import CachedLM
+from decoding.models.eagle.checkpoint import FLAGS
 from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel
-from decoding.models.eagle.speculators import FLAGS, KEPT, Proposal, write_published
 from decoding.models.loading import ModelPair
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 
@@ -24,7 +24,17 @@ FLAVOURS = {
     "eagle1": Flavour(final_norm=False, fc_bias=True),
 }
 SAYS = torch.arange(0, 32, 2)  # a draft vocabulary
-PROPOSAL = Proposal("target", "LlamaForCausalLM", 3)
+SHAPE = {  # of the layers
+    "vocab_size": 32,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "max_position_embeddings": 96,
+}
+NAMED = "model_type hidden_act rms_norm_eps rope_parameters attention_bias mlp_bias"
+KEPT = [*SHAPE, "num_hidden_layers", *NAMED.split()]  # of a configuration, in a draft's
 
 
 def random_model(
@@ -32,16 +42,7 @@ def random_model(
 ) -> PublishedModel:
     """For a target of `tests.helpers.models.tiny_pair`; float64. more: of its configuration."""
     qwen = more.pop("qwen", False)
-    values = dict(
-        vocab_size=32,
-        hidden_size=24,
-        intermediate_size=32,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        max_position_embeddings=96,
-        tie_word_embeddings=False,
-    )
+    values = SHAPE | {"tie_word_embeddings": False}
     kind = Qwen3Config if qwen else LlamaConfig
     torch.manual_seed(11)
     wide = more.pop("target_width", 24)
@@ -65,18 +66,50 @@ def published_pair(flavour: Flavour, vocabulary: torch.Tensor | None = None, **m
 
 
 def write_speculators(folder: Path, model: PublishedModel, tokens: torch.Tensor | None) -> Path:
+    """As speculators 0.9.0 has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_published(folder, model, tokens, PROPOSAL)
+    values, flavour = model.config.to_dict(), model.flavour
+    state = dict(model.state_dict())
+    if tokens is not None:
+        state |= draft_vocabulary(model, tokens)
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "draft_vocab_size": len(state["lm_head.weight"]),
+        **{flag: getattr(flavour, flag) for flag in FLAGS},
+        "eagle_aux_hidden_state_layer_ids": list(flavour.layers),
+        "target_hidden_size": None,
+        "embed_requires_grad": False,
+        "transformer_layer_config": {key: values[key] for key in KEPT if key in values}
+        | {"num_aux_hidden_states": len(flavour.layers)},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+    save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def draft_vocabulary(model: PublishedModel, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Token j of the draft is j + d2t[j] of the target; t2d[v]: whether the draft has token v."""
+    return {
+        "lm_head.weight": model.lm_head.weight[tokens].clone(),
+        "d2t": tokens - torch.arange(len(tokens)),
+        "t2d": torch.isin(torch.arange(model.config.vocab_size), tokens),
+    }
 
 
 def write_flat(folder: Path, model: PublishedModel, tokens: torch.Tensor, *, forge: bool) -> Path:
     """As SafeAILab (a pickled state, no embeddings) or SpecForge has it."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {k.replace("layers.0.", "midlayer."): v for k, v in model.state_dict().items()}
-    state["lm_head.weight"] = state["lm_head.weight"][tokens].clone()
-    state["d2t"] = tokens - torch.arange(len(tokens))
-    state["t2d"] = torch.isin(torch.arange(model.config.vocab_size), tokens)
+    state |= draft_vocabulary(model, tokens)
     values = model.config.to_dict()
     config = {key: values[key] for key in KEPT if key in values}
     config |= {"draft_vocab_size": len(tokens), "architectures": ["LlamaForCausalLM"]}

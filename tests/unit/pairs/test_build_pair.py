@@ -19,7 +19,7 @@ from transformers import (
 
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
-from decoding.models.eagle.maps import read_maps
+from decoding.models.eagle.draft import read_maps
 from pairs import embedded as build_pair
 from pairs.rounded import rounded
 from pairs.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding.models.cached_lm import CachedLM
-from decoding.models.layers.support import refuse_other_layers
+from decoding.models.support import refuse_other_layers
 from runtime.errors import UserError
 from tests.invariant.test_cached_lm import SMALL, random_tokens
 
