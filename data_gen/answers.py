@@ -28,7 +28,7 @@ from torch import Tensor
 from data_gen.columns import Columns, Warps, at, blockwise
 from data_gen.labels import Siblings, acceptance, overlap, siblings, top_tokens
 from data_gen.settings import HarvestSettings
-from decoding.models.layers.batches import batch_of
+from decoding.models.batched_lm import batch_of
 from decoding.models.loading import ModelPair
 from decoding.picking import largest, pick
 from decoding.sampling import Warp

@@ -29,7 +29,7 @@ from runtime.intervals import Estimate
 from runtime.json_files import write_checksummed
 from runtime.private import Cleaner
 from runtime.text import printable
-from serving.export.hub import Hub
+from serving.export.base import Hub
 
 KEY = "serving.checkpoint"
 MARKER = "metrics.json"  # what a checkpoint folder is known by

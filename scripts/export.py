@@ -20,9 +20,8 @@ and by `predictor=` inside generate."""
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
 from os.path import expanduser
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
@@ -35,7 +34,7 @@ from runtime.json_files import write_checksummed
 from runtime.settings.kinds import DraftLength, Group, Output, Part, Path, Text
 
 if TYPE_CHECKING:
-    from serving.export.known import Known
+    from serving.export.base import Given
 
 
 class Export(Group):
@@ -63,9 +62,7 @@ class Export(Group):
 def main(settings: Export) -> None:
     """Files in, files of an engine out."""
     from reports.publish import publish
-    from serving.export.hub import Hub
-    from serving.export.known import Engine
-    from serving.export.write import MARKER, answer, facts, page
+    from serving.export.base import MARKER, Engine, Hub
 
     out = checked_folder("out", settings.out)
     engine: Engine | Hub = instantiate(settings.serving)
@@ -74,46 +71,46 @@ def main(settings: Export) -> None:
         return
     refuse_foreign(out, MARKER)
     name = str(HydraConfig.get().runtime.choices["serving"])
-    made = engine.export(known(settings))
+    made = engine.export(given(settings))
     if not made.files:
         why = f" ({made.left_out[0]})" if made.left_out else ""
         raise UserError(
             f"serving: nothing that was given can be told {name}{why}. Give"
             " confidences=, costs=, schedule= or thresholds="
         )
-    text = page(name, made, command_line())
+    text = made.page(name, command_line())
     with only_writer(out), replaced_folder(out, MARKER) as folder:
         for file, content in made.files.items():
             (folder / file).write_text(content, encoding="utf-8")
-        write_checksummed(folder / MARKER, facts(name, made, folder, command_line()))
+        write_checksummed(folder / MARKER, made.facts(name, folder, command_line()))
         (folder / "README.md").write_text(text + "\n", encoding="utf-8")
-    print(f"{text if settings.verbose else answer(name, made)}\nsaved in {out}")
+    print(f"{text if settings.verbose else made.answer(name)}\nsaved in {out}")
 
 
-def known(settings: Export) -> Known:
-    """Return what the engine is told of. Raises UserError for files that are none, and for another
+def given(settings: Export) -> Given:
+    """Return what the engine can be told. Raises UserError for files that are none, and for another
     gamma than that of `confidences`."""
     from decoding.cost import read_cost
     from evaluation.replay import thresholds
     from predictors.confidences.maps import read_maps
-    from serving.export.known import Known
+    from serving.export.base import Given
     from serving.schedule import read_schedule
 
-    def given(path: str | pathlib.Path | None, read: Callable[..., Any], *key: str) -> Any:
-        return None if path is None else read(str(path), *key)
-
-    calibration = given(settings.confidences, read_maps, "confidences")
-    gamma = settings.gamma if calibration is None else calibration["gamma"]
-    if settings.gamma not in (None, gamma):
-        raise UserError(
-            f"gamma: expected {gamma}, as in {settings.confidences}, got {settings.gamma}. Leave it"
-            " out"
-        )
-    return Known(
+    calibration, gamma = None, settings.gamma
+    if settings.confidences is not None:
+        calibration = read_maps(str(settings.confidences), "confidences")
+        if gamma not in (None, calibration["gamma"]):
+            raise UserError(
+                f"gamma: expected {calibration['gamma']}, as in {settings.confidences}, got"
+                f" {gamma}. Leave it out"
+            )
+        gamma = calibration["gamma"]
+    costs, schedule, tuned = settings.costs, settings.schedule, settings.thresholds
+    return Given(
         calibration=calibration,
-        costs=given(settings.costs, read_cost, "costs"),
-        schedule=given(settings.schedule, read_schedule),
-        thresholds=given(settings.thresholds, lambda path: thresholds.read(pathlib.Path(path))),
+        costs=None if costs is None else read_cost(str(costs), "costs"),
+        schedule=None if schedule is None else read_schedule(str(schedule)),
+        thresholds=None if tuned is None else thresholds.read(pathlib.Path(tuned)),
         gamma=gamma,
         target=expanduser(settings.target_model),
         draft=expanduser(settings.draft_model),

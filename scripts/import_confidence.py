@@ -12,8 +12,7 @@ blocks of 64 in a row count as one. Writes `out`: confidences.safetensors and co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from hydra.utils import instantiate
 
@@ -22,9 +21,6 @@ from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.job import command_line
 from runtime.settings.kinds import DraftLength, Group, Output, Part
 from runtime.text import printable
-
-if TYPE_CHECKING:
-    from predictors.confidences.table import Confidences
 
 
 class ImportConfidence(Group):
@@ -43,24 +39,18 @@ def main(settings: ImportConfidence) -> None:
     out = checked_folder("out", settings.out)
     refuse_foreign(out, MANIFEST)
     source = instantiate(settings.source)
-    found = joined([source.read()], "gamma", settings.gamma)
+    imported = joined([source.read()], "gamma", settings.gamma)
     with only_writer(out):
-        write_confidences(out, found, source.labels, command_line())
-    print("\n".join(summary(found)))
-    print(f"saved in {out}")
-
-
-def summary(found: Confidences) -> Iterator[str]:
-    """A line for each domain."""
-    for number, name in enumerate(found.domains):
-        rows = found.rows(found.domain == number)
-        accepted = ", ".join(
-            f"{rows.labels[rows.counts(i), i].mean():.3f}" for i in range(rows.gamma)
-        )
-        yield (
+        write_confidences(out, imported, source.labels, command_line())
+    for number, name in enumerate(imported.domains):
+        rows = imported.rows(imported.domain == number)
+        rates = [rows.labels[rows.counts(i), i].mean() for i in range(rows.gamma)]
+        print(
             f"{printable(name)}: {len(rows.logits)} proposals of {rows.gamma} tokens,"
-            f" {len(rows.group.unique())} groups, accepted up to each {accepted}"
+            f" {len(rows.group.unique())} groups, accepted up to each"
+            f" {', '.join(f'{rate:.3f}' for rate in rates)}"
         )
+    print(f"saved in {out}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What `speculate` takes of the arguments of `generate`, and what it refuses, each in a line."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,23 @@ from transformers import GenerationConfig
 from runtime.errors import UserError
 from serving.models import Draft
 
-KINDS: dict[str, tuple[str, str]] = {
-    "stop": ("should_stop", "a stop rule, such as Confidence(0.4)"),
-    "structure": ("grow", "a structure, such as Chain(8)"),
-    "verifier": ("distribution", "a verifier, such as TokenVerifier()"),
-    "draft_warp": ("probs", "a warp, such as Warp(temperature=0.5)"),
-    "stream": ("put", "a streamer, such as TextStreamer(tokenizer)"),
+
+def _offers(method: str) -> Callable[[Any], bool]:
+    return lambda value: hasattr(value, method) and not isinstance(value, type)
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "stop": (_offers("should_stop"), "a stop rule, such as Confidence(0.4)"),
+    "structure": (_offers("grow"), "a structure, such as Chain(8)"),
+    "verifier": (_offers("distribution"), "a verifier, such as TokenVerifier()"),
+    "draft_warp": (_offers("probs"), "a warp, such as Warp(temperature=0.5)"),
+    "stream": (_offers("put"), "a streamer, such as TextStreamer(tokenizer)"),
+    "engine": (callable, "the class of an engine, such as SerialEngine"),
+    "predictor": (lambda x: isinstance(x, str | Path) and x != "", "its folder or hub id"),
+    "threshold": (lambda x: isinstance(x, float | int) and 0 <= x <= 1, "a number from 0 to 1"),
+    "draft": (lambda x: isinstance(x, Draft), "a model, its folder or hub id"),
 }
-"""What each object has to offer, and what to write."""
+"""What each argument has to be, and what to write."""
 TAKEN = {"generation_config", "logits_processor", "stopping_criteria", "input_ids"} | {
     *("attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache"),
     *("logits_to_keep", "labels", "output_attentions", "output_hidden_states", "return_dict"),
@@ -28,24 +37,10 @@ TAKEN = {"generation_config", "logits_processor", "stopping_criteria", "input_id
 
 def refuse_other_kinds(own: Mapping[str, Any]) -> None:
     """Raises UserError naming the first argument that is something else than expected."""
-    expected = [
-        (name, hasattr(own[name], does) and not isinstance(own[name], type), what)
-        for name, (does, what) in KINDS.items()
-        if own.get(name) is not None
-    ]
-    if (engine := own.get("engine")) is not None:
-        what = "the class of an engine, such as SerialEngine"
-        expected.append(("engine", callable(engine), what))
-    if (predictor := own.get("predictor")) is not None:
-        known = isinstance(predictor, str | Path) and predictor != ""
-        expected.append(("predictor", known, "its folder or hub id"))
-    if (threshold := own.get("threshold")) is not None:
-        known = isinstance(threshold, float | int) and 0 <= threshold <= 1
-        expected.append(("threshold", known, "a number from 0 to 1"))
-    expected.append(("draft", isinstance(own["draft"], Draft), "a model, its folder or hub id"))
-    for name, known, what in expected:
-        if not known:
-            raise UserError(f"{name}: expected {what}, got {own[name]!r}. Give one")
+    for name, (fits, what) in KINDS.items():
+        value = own.get(name)
+        if (value is not None or name == "draft") and not fits(value):
+            raise UserError(f"{name}: expected {what}, got {value!r}. Give one")
 
 
 def refuse_unsupported(
@@ -53,7 +48,7 @@ def refuse_unsupported(
 ) -> None:
     """Raises UserError naming the first argument of `generate` that is not supported."""
     cache, states = given.get("past_key_values"), given.get("cache_params")
-    misfits = {
+    unsupported = {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": config.penalty_alpha,
         "token_healing": config.token_healing,
@@ -68,8 +63,8 @@ def refuse_unsupported(
         },
         "output_hidden_states": config.return_dict_in_generate and config.output_hidden_states,
     }
-    for name, found in misfits.items():
-        if found:
+    for name, asked in unsupported.items():
+        if asked:
             raise UserError(f"{name}: not supported by speculate. Leave it away")
     if input_ids.is_meta:
         raise UserError("input_ids: expected tokens, got a tensor on the meta device. Give some")

@@ -14,6 +14,8 @@ are decoded one after another.
 """
 
 import copy
+import importlib
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +45,8 @@ from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from predictors.base import read_config, refuse_changed, refuse_mismatch
+from predictors.hub import local_folder
 from runtime.errors import UserError
 from serving.arguments import (
     prompts_of,
@@ -51,9 +55,13 @@ from serving.arguments import (
     refuse_unsupported,
 )
 from serving.models import Draft, SpeculativePair, opened
-from serving.rules import rule_of
 
 GAMMA = 8  # longest draft where nothing says another
+WARPERS: dict[type, str] = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+}
 
 
 class Engine(Protocol):
@@ -195,7 +203,7 @@ def engine_of(
     if asked.predictor is not None:
         if stop is not None:
             raise UserError("stop, predictor: both say when drafting ends. Leave one away")
-        stop = rule_of(asked.predictor, asked.threshold, pair, warp, draft_warp)
+        stop = _rule(asked.predictor, asked.threshold, pair, warp, draft_warp)
     elif asked.threshold is not None:
         raise UserError("threshold: belongs to a predictor, and there is none. Leave it away")
     stop = stop or Confidence(0.4)
@@ -210,12 +218,37 @@ def engine_of(
     )
 
 
+def _rule(
+    source: str | Path, threshold: float | None, pair: SpeculativePair, warp: Warp, draft_warp: Warp
+) -> StopRule:
+    """The stop rule that asks a trained predictor, by the predictor's name alone: `RULE.of(folder,
+    threshold)` of `decoding.stopping.<name of the predictor>`.
+
+    Raises UserError for a checkpoint that is missing or damaged, was trained for another pair or
+    other warps, or has no such rule."""
+    key = "predictor"
+    folder = local_folder(source, key)
+    config = read_config(folder, key)
+    refuse_changed(folder, config, key)
+    wanted = {"warp": warp.to_dict(), "draft_warp": draft_warp.to_dict()}
+    refuse_mismatch(config, {"pair": pair.identity, **wanted}, f"{key}: {folder}")
+    name = f"decoding.stopping.{config['predictor']}"
+    module: Any = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    if not hasattr(module, "RULE"):
+        raise UserError(
+            f"{key}: {folder} holds {config['predictor']!r}, for which {name} has no RULE. Give a"
+            " stop rule or a structure that asks it: stop=..."
+        )
+    rule: StopRule = module.RULE.of(folder, threshold)
+    return rule
+
+
 def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
     """What the processors that `generate` has made do to logits, as one of ours.
 
-    Raises UserError for any that is not temperature, top-k and top-p, once each in this order."""
-    kinds = [TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper]
-    found: dict[str, Any] = {}
+    Raises UserError for any that is not temperature, top-k and top-p, once each in this order, or
+    does something else to what it drops."""
+    kinds, warps = list(WARPERS), dict[str, Any]()
     for processor in processors:
         while kinds and type(processor) is not kinds[0]:
             kinds.pop(0)
@@ -225,25 +258,16 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
                 " takes temperature, top_k and top_p, each once and in this order. Leave away the"
                 " setting that asks for it"
             )
-        found |= _setting(processor)
-        kinds.pop(0)
-    return Warp(**found) if config.do_sample else Warp(temperature=0)
-
-
-def _setting(processor: Any) -> dict[str, float]:
-    """Raises UserError for a warper that does something else to what it drops."""
-    if getattr(processor, "filter_value", -math.inf) != -math.inf or (
-        isinstance(processor, TopPLogitsWarper) and processor.min_tokens_to_keep != 1
-    ):
-        raise UserError(
-            f"logits_processor: expected {type(processor).__name__} with filter_value=-inf and"
-            " min_tokens_to_keep=1, got another. Leave them away"
-        )
-    if isinstance(processor, TemperatureLogitsWarper):
-        return {"temperature": processor.temperature}
-    if isinstance(processor, TopKLogitsWarper):
-        return {"top_k": processor.top_k}
-    return {"top_p": processor.top_p}
+        name = WARPERS[kinds.pop(0)]
+        if getattr(processor, "filter_value", -math.inf) != -math.inf or (
+            name == "top_p" and processor.min_tokens_to_keep != 1
+        ):
+            raise UserError(
+                f"logits_processor: expected {type(processor).__name__} with filter_value=-inf and"
+                " min_tokens_to_keep=1, got another. Leave them away"
+            )
+        warps[name] = getattr(processor, name)
+    return Warp(**warps) if config.do_sample else Warp(temperature=0)
 
 
 def _decoded(

@@ -7,7 +7,7 @@ import copy
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from os.path import expanduser
 from pathlib import Path
 from threading import RLock
@@ -37,18 +37,15 @@ Draft = PreTrainedModel | str | Path | ModelPair
 _making = RLock()
 
 
+@dataclass(eq=False)
 class Ready:
     """A model that engines can run, never by itself: each call takes one that is `fresh`."""
 
-    def __init__(self, lm: CachedLM) -> None:
-        self.lm = lm
-        self._fingerprint: str | None = None
+    lm: CachedLM
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        if self._fingerprint is None:
-            self._fingerprint = draft_fingerprint(self.lm)
-        return self._fingerprint
+        return draft_fingerprint(self.lm)
 
 
 class Kept:
@@ -100,18 +97,20 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
         with _making:
             sides = _made(model, draft)
     target = sides[0].lm.fresh()
-    found = SpeculativePair(target, sides[1].lm.fresh(target), sides)
+    pair = SpeculativePair(target, sides[1].lm.fresh(target), sides)
     size = target.model.config.get_text_config().vocab_size
-    target.vocab_size = found.draft.vocab_size = size  # all that `generate` may say
-    return found
+    target.vocab_size = pair.draft.vocab_size = size  # all that `generate` may say
+    return pair
 
 
 def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[Ready, Ready]:
     target, kept = _ready("model", model), vars(model)[SLOT]
     named = draft.name_or_path if isinstance(draft, PreTrainedModel) else draft
     source = expanduser(str(named or ""))
-    if source not in kept.compared:
-        _refuse_other_tokens(model, source)
+    if source not in kept.compared:  # where both have a tokenizer in the folder they came from
+        tokenizers = [_tokenizer(folder) for folder in (model.name_or_path, source)]
+        if None not in tokenizers and not find_checkpoint(_settings(model, source).model("draft")):
+            check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
         kept.compared.add(source)
     if isinstance(draft, PreTrainedModel):
         return target, _ready("draft", draft)
@@ -126,12 +125,8 @@ def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[
 def _ready(key: str, model: PreTrainedModel) -> Ready:
     """The model made ready, anew where anything has changed since the last time."""
     kept, state = vars(model).get(SLOT), state_of(model)
-    if not isinstance(kept, Kept) or kept.state != state:
-        vars(model)[SLOT] = kept = Kept(Ready(_cached(key, model)), state)
-    return kept.ready
-
-
-def _cached(key: str, model: PreTrainedModel) -> CachedLM:
+    if isinstance(kept, Kept) and kept.state == state:
+        return kept.ready
     if not hasattr(model, "hf_device_map") and any(part.is_meta for part in model.parameters()):
         raise UserError(
             f"{key}: expected weights, got {type(model).__name__} on the meta device, where there"
@@ -139,7 +134,9 @@ def _cached(key: str, model: PreTrainedModel) -> CachedLM:
         )
     part = text_part(key, view(model))
     refuse_other_layers(key, part)
-    return cached(part, max_length=steady_length(part.config), joins=False)
+    ready = Ready(cached(part, max_length=steady_length(part.config), joins=False))
+    vars(model)[SLOT] = Kept(ready, state)
+    return ready
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
@@ -195,14 +192,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.data_ptr()
     except (RuntimeError, NotImplementedError):  # several tensors behind one have none
         return 0
-
-
-def _refuse_other_tokens(model: PreTrainedModel, source: str) -> None:
-    """Raises UserError where both models have a tokenizer in the folder they were loaded from, and
-    the two differ."""
-    tokenizers = [_tokenizer(folder) for folder in (model.name_or_path, source)]
-    if None not in tokenizers and not find_checkpoint(_settings(model, source).model("draft")):
-        check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
 
 
 def _tokenizer(folder: str | None) -> Any:

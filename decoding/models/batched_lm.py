@@ -104,8 +104,9 @@ class BatchedLM:
             for index, layer in enumerate(cache.layers):
                 if index == len(self._cache.layers):
                     shape = len(self._lengths), layer.keys.shape[1], self._width
-                    like = layer.keys, layer.values
-                    self._cache.update(*(x.new_zeros(*shape, x.shape[-1]) for x in like), index)
+                    keys = layer.keys.new_zeros(*shape, layer.keys.shape[-1])
+                    values = layer.values.new_zeros(*shape, layer.values.shape[-1])
+                    self._cache.update(keys, values, index)
             for place, (row, taken) in enumerate(zip(group, columns, strict=True)):
                 length = taken.stop - taken.start
                 for layer, whole in zip(cache.layers, self._cache.layers, strict=True):

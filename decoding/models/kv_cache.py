@@ -174,7 +174,7 @@ def grouped_sdpa(
             "pair: expected attention without position biases or masks of single heads, got a model"
             " that has some. Choose another, see docs/guides/own-pair.md"
         )
-    scores = {name: options.get(name) for name in ("scaling", "softcap")}
+    scores: dict[str, Any] = {name: options.get(name) for name in ("scaling", "softcap")}
     scores |= {"dropout": options.get("dropout") or 0.0, "sinks": options.get("s_aux")}
     if (positions := options.get(POSITIONS)) is not None:
         query = at_positions(module, query, key.shape[2] - query.shape[2], positions)

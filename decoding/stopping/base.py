@@ -24,7 +24,7 @@ class TunableRule:
     and `policy` must say the same. A rule overrides what differs from this.
 
     A rule that asks the predictor `<name>` is `RULE` of its module `decoding.stopping.<name>`, and
-    `RULE.of(checkpoint, setting)` makes one (`serving.rules`).
+    `RULE.of(checkpoint, setting)` makes one (`serving.generate`).
 
     draft_layers, target_layers: of the two models, whose hidden states it reads
     setting: key of its YAML that tuning sets, dotted where it is a part's

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from runtime.settings.kinds import Text
-from serving.export.known import Export, Known, in_json, not_told
+from serving.export.base import Export, Given
 
 CONFIG = "generation_config.json"
 
@@ -17,42 +17,39 @@ class Transformers:
 
     rule: Annotated[Text, "the tuned rule that ends a draft after a token of low probability"]
 
-    def export(self, known: Known) -> Export:
+    def export(self, given: Given) -> Export:
         made = Export("transformers 5.23.0")
-        length = known.schedule.ranges[0].length if known.schedule else known.gamma
-        threshold = self._threshold(known, made)
+        length = given.schedule.ranges[0].length if given.schedule else given.gamma
+        threshold = self._threshold(given, made)
         if length:
-            made.files[CONFIG] = in_json(
-                {
-                    "num_assistant_tokens": length,
-                    "num_assistant_tokens_schedule": "constant",
-                    "assistant_confidence_threshold": threshold,
-                }
-            )
+            config = {
+                "num_assistant_tokens": length,
+                "num_assistant_tokens_schedule": "constant",
+                "assistant_confidence_threshold": threshold,
+            }
+            made.add_json(CONFIG, config)
             made.launch += [
                 "from transformers import GenerationConfig",
-                f"settings = GenerationConfig.from_pretrained({json.dumps(known.folder)})",
+                f"settings = GenerationConfig.from_pretrained({json.dumps(given.folder)})",
                 "draft.generation_config.update(**settings.to_diff_dict())",
                 "target.generate(**inputs, assistant_model=draft)",
             ]
-        if length is None and known.thresholds is not None:
+        if length is None and given.thresholds is not None:
             made.left_out.insert(0, "thresholds: they take a draft's length. Write gamma=")
         if length == 0:
             made.left_out.append("schedule: nothing is drafted for one request")
-        made.left_out += not_told(
-            known,
+        made.left_out += given.left_out(
             calibration="the threshold is on the draft's own probability, as it is",
             costs="assisted generation prices nothing",
             schedule="one request alone is decoded: the length is that of the first range",
         )
         return made
 
-    def _threshold(self, known: Known, made: Export) -> float:
+    def _threshold(self, given: Given, made: Export) -> float:
         """0: drafting goes on to the last token."""
-        found: Any = known.thresholds
-        if found is None:
+        if given.thresholds is None:
             return 0.0
-        rule = found["results"]["chosen"]["rules"].get(self.rule)
+        rule = given.thresholds["results"]["chosen"]["rules"].get(self.rule)
         if rule is None:
             made.left_out.append(f"thresholds: nothing is tuned of {self.rule}")
             return 0.0

@@ -1,11 +1,12 @@
 """vLLM: lengths by batch size, and acceptance rates for its synthetic sampler."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from shlex import quote
 from typing import Annotated, Any
 
 from runtime.settings.kinds import Text
-from serving.export.known import Export, Known, in_json, not_told
+from serving.export.base import Export, Given
 
 CONFIG, SYNTHETIC = "speculative_config.json", "synthetic.json"
 
@@ -16,56 +17,43 @@ class Vllm:
 
     method: Annotated[Text, "of the draft: eagle3, eagle, draft_model, dspark, ..."]
 
-    def export(self, known: Known) -> Export:
-        made = Export("vllm 0.33.0")
-        longest = known.schedule.longest if known.schedule else known.gamma
+    def export(self, given: Given) -> Export:
+        made, schedule = Export("vllm 0.33.0"), given.schedule
+        longest = schedule.longest if schedule else given.gamma
+        draft = {"method": self.method, "model": given.draft}
         if longest:
-            made.files[CONFIG] = in_json(self._config(known, longest))
-            made.launch.append(_serve(known, CONFIG))
-            if known.calibration is not None:
-                made.files[SYNTHETIC] = in_json(self._synthetic(known))
-                made.launch.append(_serve(known, SYNTHETIC))
-        made.left_out += _left_out(known, longest)
+            config: dict[str, Any] = {**draft, "num_speculative_tokens": longest}
+            if schedule is not None:
+                ranges = [list(part) for part in schedule.ranges]
+                config["num_speculative_tokens_per_batch_size"] = ranges
+            made.add_json(CONFIG, config)
+            if given.calibration is not None:
+                # Drafts are accepted as often as the calibrated data have it, whatever they say:
+                # for loads to be measured with, not for answers.
+                rates = [min(max(rate, 0.0), 1.0) for rate in given.calibration["accepted"]]
+                synthetic = {
+                    **draft,
+                    "num_speculative_tokens": len(rates),
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_rates": list(accumulate(rates, min)),
+                }
+                made.add_json(SYNTHETIC, synthetic)
+        made.launch = [
+            f'vllm serve {quote(given.target)} --speculative-config "$(cat {given.file(name)})"'
+            for name in made.files
+        ]
+        if longest == 0:
+            made.left_out = [
+                "schedule: nothing is drafted at any batch size. Serve without a draft"
+            ]
+        made.left_out += given.left_out(
+            calibration="vLLM 0.33.0 reads no temperatures. What is the same at every position can"
+            " be multiplied into the head of a DSpark checkpoint",
+            costs="vLLM profiles its own at start-up (enable_adaptive_verification)",
+            thresholds="vLLM has no threshold on confidences",
+        )
+        if schedule is not None and longest:
+            made.left_out.append(
+                "schedule: more requests than its last range draft as that one does"
+            )
         return made
-
-    def _config(self, known: Known, longest: int) -> dict[str, Any]:
-        config = {"method": self.method, "model": known.draft, "num_speculative_tokens": longest}
-        if known.schedule is None:
-            return config
-        ranges = [list(one) for one in known.schedule.ranges]
-        return {**config, "num_speculative_tokens_per_batch_size": ranges}
-
-    def _synthetic(self, known: Known) -> dict[str, Any]:
-        """Drafts are accepted as often as the calibrated data have it, whatever they say: for
-        loads to be measured with, not for answers."""
-        assert known.calibration is not None
-        found, least = list[float](), 1.0
-        for rate in known.calibration["accepted"]:
-            least = min(least, max(rate, 0.0))
-            found.append(least)
-        return {
-            "method": self.method,
-            "model": known.draft,
-            "num_speculative_tokens": len(found),
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": found,
-        }
-
-
-def _serve(known: Known, name: str) -> str:
-    return f'vllm serve {quote(known.target)} --speculative-config "$(cat {known.file(name)})"'
-
-
-def _left_out(known: Known, longest: int | None) -> list[str]:
-    lines = not_told(
-        known,
-        calibration="vLLM 0.33.0 reads no temperatures. What is the same at every position can be"
-        " multiplied into the head of a DSpark checkpoint",
-        costs="vLLM profiles its own at start-up (enable_adaptive_verification)",
-        thresholds="vLLM has no threshold on confidences",
-    )
-    if longest == 0:
-        return ["schedule: nothing is drafted at any batch size. Serve without a draft", *lines]
-    if known.schedule is not None:
-        lines.append("schedule: more requests than its last range draft as that one does")
-    return lines

@@ -2,7 +2,8 @@
 
 import pathlib
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from functools import partial
+from typing import Annotated, ClassVar
 
 from pydantic import Field as PydanticField
 
@@ -11,8 +12,7 @@ from runtime.errors import UserError
 from runtime.json_files import OpenForm, fitting
 from runtime.json_lines import read_objects
 from runtime.settings.kinds import Path, Text
-from serving.sources.files import matching
-from serving.sources.rows import Row, of_rows
+from serving.sources.rows import Row, matching, of_rows
 
 FORM = 'Write it as {"logits": [0.5], "labels": [1]}'
 
@@ -37,29 +37,22 @@ class DeepspecRecords:
         """Raises UserError naming the line that is no record."""
         parts = {path: self._records(path) for path in matching(self.files)}
         gamma = max(len(row.logits) for rows in parts.values() for row in rows)
-        return joined(
-            [
-                of_rows(
-                    f"source.files: {path}", rows, self.domain or path.absolute().parent.name, gamma
-                )
-                for path, rows in parts.items()
-            ],
-            "source.files",
-        )
+        tables = []
+        for path, rows in parts.items():
+            domain = self.domain or path.absolute().parent.name
+            tables.append(of_rows(f"source.files: {path}", rows, domain, gamma))
+        return joined(tables, "source.files")
 
     def _records(self, path: pathlib.Path) -> list[Row]:
-        found = [
-            _record(row, f"source.files: {where}")
-            for where, _, row in read_objects(path, "source.files", FORM)
-        ]
-        if not found:
+        rows = list[Row]()
+        for where, _, line in read_objects(path, "source.files", FORM):
+            try:
+                record = fitting(partial(Record.model_validate, line))
+            except ValueError as error:
+                raise UserError(
+                    f"source.files: {where} is no confidence record ({error}). {FORM}"
+                ) from error
+            rows.append(Row(record.logits, record.labels))
+        if not rows:
             raise UserError(f"source.files: {path} is empty. Evaluate again")
-        return found
-
-
-def _record(row: dict[str, Any], where: str) -> Row:
-    try:
-        found = fitting(lambda: Record.model_validate(row))
-    except ValueError as error:
-        raise UserError(f"{where} is no confidence record ({error}). {FORM}") from error
-    return Row(found.logits, found.labels)
+        return rows

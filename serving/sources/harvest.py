@@ -39,8 +39,17 @@ class Harvest:
             predictor = self._predictor(harvest)
             rounds = read_inputs(harvest, predictor, "rounds", "all", COLUMNS)
             confidence = acceptance(predictor, rounds)
-        confidences = self._by_dataset(harvest, torch.logit(confidence, 1e-7), rounds)
-        return replace(confidences, facts=harvest.context)
+        names = [prompt.dataset for prompt in harvest.prompts("all")]
+        logits = torch.logit(confidence, 1e-7)
+        labels = rounds["accept_prob"].double().cumprod(1)
+        length = torch.minimum(rounds["drafted"], rounds["known"])
+        where, parts = f"source.data: {self.data}", list[Confidences]()
+        for name in dict.fromkeys(names):
+            kept = torch.tensor([other == name for other in names])[rounds["group"]]
+            if kept.any():
+                columns = (each[kept] for each in (logits, labels, length, rounds["group"]))
+                parts.append(table(where, name, *columns))
+        return replace(joined(parts, "source.data"), facts=harvest.context)
 
     def _predictor(self, harvest: dataset.Harvest) -> Predictor:
         predictor = load_predictor(
@@ -59,20 +68,6 @@ class Harvest:
             )
         refuse_short_rounds(harvest, predictor)
         return predictor
-
-    def _by_dataset(self, harvest: dataset.Harvest, logits: Tensor, rounds: Records) -> Confidences:
-        names = [prompt.dataset for prompt in harvest.prompts("all")]
-        labels = rounds["accept_prob"].double().cumprod(1)
-        length = torch.minimum(rounds["drafted"], rounds["known"])
-        parts = []
-        for name in dict.fromkeys(names):
-            prompts = torch.tensor([other == name for other in names])
-            kept = prompts[rounds["group"]]
-            said, happened, count = (each[kept] for each in (logits, labels, length))
-            if kept.any():
-                where, group = f"source.data: {self.data}", rounds["group"][kept]
-                parts.append(table(where, name, said, happened, count, group))
-        return joined(parts, "source.data")
 
 
 def acceptance(predictor: Predictor, rounds: Records) -> Tensor:

@@ -1,12 +1,27 @@
-"""Proposals of differing lengths, as one table."""
+"""The files that a pattern names, and proposals of differing lengths as one table."""
 
 from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from predictors.confidences.table import Confidences, blocks, table
 from runtime.errors import UserError
+
+
+def matching(pattern: str | Path) -> list[Path]:
+    """Return the files in the order of their names, numbers by value; a file of that very name is
+    meant first. Raises UserError for none."""
+    exact = Path(pattern).expanduser()
+    names = [exact] if exact.is_file() else map(Path, glob(str(exact)))
+    paths = [path for path in names if path.is_file()]
+    if not paths:
+        raise UserError(
+            f"source.files: no file matches {pattern}. Write e.g. source.files='logs/sts.*.pt'"
+        )
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 class Row(NamedTuple):
@@ -21,7 +36,8 @@ class Row(NamedTuple):
 def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = None) -> Confidences:
     """gamma: of the table; null: of the longest proposal. Raises UserError for rows of two lengths,
     and for longer ones than gamma."""
-    longest = max((len(row.logits) for row in rows), default=0)
+    length = torch.tensor([len(row.logits) for row in rows])
+    longest = int(length.max()) if rows else 0
     if not longest:
         raise UserError(f"{where}: expected proposals with tokens, got none. Give another log")
     if gamma is not None and longest > gamma:
@@ -29,8 +45,8 @@ def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = No
             f"{where}: expected proposals of at most {gamma} tokens, got one of {longest}. Write"
             " another gamma"
         )
-    shape = (len(rows), gamma or longest)
-    logits, labels = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape).double()
+    logits = torch.zeros(len(rows), gamma or longest, dtype=torch.float64)
+    labels = torch.zeros_like(logits)
     for number, row in enumerate(rows):
         if len(row.logits) != len(row.labels):
             raise UserError(
@@ -40,19 +56,14 @@ def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = No
         logits[number, : len(row.logits)] = torch.tensor(row.logits, dtype=torch.float64)
         labels[number, : len(row.labels)] = torch.tensor(row.labels, dtype=torch.float64)
     refuse_unsettled(where, labels)
-    length = torch.tensor([len(row.logits) for row in rows])
-    return table(where, domain, logits, labels, length, _groups(rows))
+    groups = blocks(len(rows))
+    if all(row.request for row in rows):
+        numbers = {name: n for n, name in enumerate(dict.fromkeys(row.request for row in rows))}
+        groups = torch.tensor([numbers[row.request] for row in rows])
+    return table(where, domain, logits, labels, length, groups)
 
 
 def refuse_unsettled(where: str, labels: torch.Tensor) -> None:
     """Raise UserError for a label that is neither 0 nor 1: an engine knows what it accepted."""
     if not ((labels == 0) | (labels == 1)).all():
         raise UserError(f"{where}: expected labels of 0 and 1, got others. Give an engine's log")
-
-
-def _groups(rows: Sequence[Row]) -> torch.Tensor:
-    """Return the rows by request, where all are known."""
-    if not all(row.request for row in rows):
-        return blocks(len(rows))
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(r.request for r in rows))}
-    return torch.tensor([numbers[row.request] for row in rows])

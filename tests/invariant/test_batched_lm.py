@@ -21,7 +21,7 @@ def test_batch_equals_single_sequences(kind: str) -> None:
         for prefix, after in zip(prefixes, continued, strict=True)
     ]
 
-    batch, rows = BatchedLM(lm, prefixes, room=6), torch.arange(len(LENGTHS))
+    batch, rows = BatchedLM(lm, prefixes, more=6), torch.arange(len(LENGTHS))
     for step in range(6):
         if step == 3:
             rows = torch.tensor([1, 3])
@@ -42,9 +42,9 @@ def test_batch_equals_single_sequences(kind: str) -> None:
 def test_a_prefill_in_groups_is_the_same(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = CachedLM(build("llama"))
     prefixes = [random_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
-    expected = BatchedLM(lm, prefixes, room=1).step(torch.tensor([5, 6, 7, 8])).logits
+    expected = BatchedLM(lm, prefixes, more=1).step(torch.tensor([5, 6, 7, 8])).logits
     monkeypatch.setattr("decoding.models.batched_lm.TOGETHER", together)
-    found = BatchedLM(lm, prefixes, room=1).step(torch.tensor([5, 6, 7, 8])).logits
+    found = BatchedLM(lm, prefixes, more=1).step(torch.tensor([5, 6, 7, 8])).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -59,7 +59,7 @@ def test_groups_hold_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sequence_goes_on_in_the_single_cache(kind: str) -> None:
     lm = CachedLM(build(kind))
     prefixes = [random_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
-    batch = BatchedLM(lm, prefixes, room=2)
+    batch = BatchedLM(lm, prefixes, more=2)
     tokens = torch.tensor([5, 6, 7, 8])
     batch.step(tokens)
     more = random_tokens(4, 20)

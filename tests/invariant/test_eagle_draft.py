@@ -146,7 +146,7 @@ def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(
 
 def cache(lm: CachedLM) -> list[torch.Tensor]:
     """All that a model remembers, but for what it would write over."""
-    rows = [part for layer in lm._cache.rows(0) for part in layer]
+    rows = [part for layer in lm._cache.rows() for part in layer]
     return [part[..., : lm.length, :].clone() for part in rows] + [lm.states[: lm.length].clone()]
 
 

@@ -106,7 +106,7 @@ def test_trees_are_paths_and_it_goes_on_after_keep_path(lm: CachedLM, seed: int)
 def test_a_batch_is_one_by_one_and_goes_on_in_the_single_cache(lm: CachedLM) -> None:
     lengths = (7, 0, 3, 12)
     texts = [random_tokens(length + 4, seed) % 60 for seed, length in enumerate(lengths)]
-    batch = BatchedLM(lm, [text[:-4] for text in texts], room=4)
+    batch = BatchedLM(lm, [text[:-4] for text in texts], more=4)
     rows = torch.arange(4)
     for step in range(3):
         if step == 2:

@@ -161,7 +161,7 @@ def test_the_distribution_of_three_tokens_is_the_targets(kind: str, draft: str) 
 def test_a_batch_equals_its_sequences_and_hands_over(kind: str) -> None:
     lm, lengths = opened(kind), (7, 0, 3, 12)
     texts = [random_tokens(length + 9, seed) for seed, length in enumerate(lengths)]
-    batch, rows = batch_of(lm, [text[:-9] for text in texts], room=6), torch.arange(4)
+    batch, rows = batch_of(lm, [text[:-9] for text in texts], more=6), torch.arange(4)
     for step in range(6):
         if step == 3:
             rows = torch.tensor([1, 3])

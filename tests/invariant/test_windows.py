@@ -78,7 +78,7 @@ def test_a_padded_batch_equals_its_sequences_and_hands_over(kind: str, window: i
     lm, lengths = CachedLM(windowed(kind, window)), (7, 0, 3, 12)
     texts = [random_tokens(length + 9, seed) for seed, length in enumerate(lengths)]
     expected = [uncached(kind, window, text) for text in texts]
-    batch = BatchedLM(lm, [text[:-9] for text in texts], room=6)
+    batch = BatchedLM(lm, [text[:-9] for text in texts], more=6)
     rows = torch.arange(4)
     for step in range(6):
         if step == 3:

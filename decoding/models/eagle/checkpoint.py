@@ -258,12 +258,12 @@ def _flavour(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int) 
     config = checkpoint.config
     if checkpoint.format == "eagle1":
         return Flavour(final_norm=False, fc_bias="fc.bias" in tensors)
-    flags = {name: config.get(name) for name in FLAGS}
-    for name, value in flags.items():
+    flags = dict[str, bool]()
+    for name in FLAGS:
+        value = config.get(name)
         if not isinstance(value, bool | None):
             raise _refused(f"{name} to be true or false in its config.json", repr(value))
-    norm_output = flags["norm_output"]
-    flags = {name: bool(value) for name, value in flags.items()}
+        flags[name] = bool(value)
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise _refused("norm_before_fc or fc_norm in its config.json", "both")
     nested = config.get("eagle_config")
@@ -282,14 +282,15 @@ def _flavour(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int) 
     if checkpoint.format == "speculators":
         return Flavour(joined, **flags)
     # SpecForge feeds back what comes before the norm, which `norm_output` leaves out if false.
-    return Flavour(joined, **(flags | {"norm_output": False}), final_norm=norm_output is not False)
+    final_norm = config.get("norm_output") is not False
+    return Flavour(joined, **(flags | {"norm_output": False}), final_norm=final_norm)
 
 
 def _layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
     """Return the configuration of the draft's own layers, as many as there are. Raises UserError
     for layers of another kind, for positions that change with the length of a text, and for parts
     of a head that cannot be rotated."""
-    config = checkpoint.config
+    config: Any = checkpoint.config
     if checkpoint.format == "speculators":
         config = config.get("transformer_layer_config")
         if not isinstance(config, Mapping):

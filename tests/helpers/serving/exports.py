@@ -7,7 +7,7 @@ from decoding.cost import cost_table
 from predictors.calibration import Calibration
 from predictors.confidences.maps import PositionMaps, of_temperatures
 from predictors.survival import Survival
-from serving.export.known import Known
+from serving.export.base import Given
 from serving.schedule import Range, Schedule
 
 SCHEDULE = Schedule((Range(1, 4, 3), Range(5, 8, 2), Range(9, 32, 0)))
@@ -59,7 +59,7 @@ def thresholds(**rules: Any) -> dict[str, Any]:
     return {"results": {"chosen": {"advice": "x", "rules": rules}}}
 
 
-def known(**changed: Any) -> Known:
+def told(**changed: Any) -> Given:
     """Everything there is, but for what is changed."""
     tuned = {"threshold": 0.375, "speculate": True, "speedup": 1.5, "interval": (1.25, 1.75)}
     given = {
@@ -72,4 +72,4 @@ def known(**changed: Any) -> Known:
         "draft": "org/draft",
         "folder": "runs/export",
     }
-    return Known(**{**given, **changed})
+    return Given(**{**given, **changed})

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from decoding.cost import cost_table
+from serving.export.base import Engine, Export
 from serving.export.deepspec import Deepspec
-from serving.export.known import Engine, Export
 from serving.export.sglang import Sglang
 from serving.export.tensorrt_llm import TensorrtLlm
 from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
-from tests.helpers.serving.exports import COSTS, CURVES, calibration, known, thresholds
+from tests.helpers.serving.exports import COSTS, CURVES, calibration, thresholds, told
 
 GOLDEN = Path(__file__).with_name("golden")
 ENGINES: dict[str, Engine] = {
@@ -38,19 +38,19 @@ def golden(made: Export) -> str:
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_golden_files(name: str) -> None:
-    assert golden(ENGINES[name].export(known())) == (GOLDEN / f"{name}.txt").read_text()
+    assert golden(ENGINES[name].export(told())) == (GOLDEN / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_what_is_not_given_is_not_written(name: str) -> None:
-    nothing = known(calibration=None, costs=None, schedule=None, thresholds=None, gamma=None)
+    nothing = told(calibration=None, costs=None, schedule=None, thresholds=None, gamma=None)
     made = ENGINES[name].export(nothing)
     assert made.files == {} and made.launch == [] and made.left_out == []
 
 
 @pytest.mark.parametrize("name", ["sglang", "deepspec"])
 def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
-    made = ENGINES[name].export(known(calibration=calibration(CURVES, note="it helps nobody")))
+    made = ENGINES[name].export(told(calibration=calibration(CURVES, note="it helps nobody")))
     said = "\n".join(made.left_out)
     assert "the maps of positions 2, 3 are no temperatures (isotonic)" in said
     assert "the map of survival" in said and "although it helps nobody" in said
@@ -58,25 +58,25 @@ def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sglang", "vllm", "tensorrt_llm", "transformers"])
 def test_a_schedule_that_never_drafts(name: str) -> None:
-    only = known(calibration=None, costs=None, thresholds=None, gamma=None, schedule=NEVER)
+    only = told(calibration=None, costs=None, thresholds=None, gamma=None, schedule=NEVER)
     made = ENGINES[name].export(only)
     assert made.files == {} and "nothing is drafted" in "\n".join(made.left_out)
 
 
 def tensorrt(schedule: Schedule | None, **more: Any) -> tuple[dict[str, Any], Export]:
-    made = ENGINES["tensorrt_llm"].export(known(schedule=schedule, **more))
+    made = ENGINES["tensorrt_llm"].export(told(schedule=schedule, **more))
     return yaml.safe_load(made.files["speculative_config.yaml"])["speculative_config"], made
 
 
 def test_lines_to_paste_hold_any_path() -> None:
     odd = {"folder": "my runs/it's", "target": "a b", "draft": "c;d"}
     for name in ("sglang", "vllm", "tensorrt_llm"):
-        for line in ENGINES[name].export(known(**odd)).launch:
+        for line in ENGINES[name].export(told(**odd)).launch:
             kept, folder = line.replace('"$(cat ', "").replace(')"', ""), odd["folder"]
             words = shlex.split(kept)
             assert odd["target"] in words and "c" not in words
             assert any(word.startswith(f"{folder}/") for word in words)
-    said = ENGINES["transformers"].export(known(folder='a"b')).launch[1]
+    said = ENGINES["transformers"].export(told(folder='a"b')).launch[1]
     assert ast.literal_eval(said.split("from_pretrained")[1]) == 'a"b'
 
 
@@ -86,7 +86,7 @@ def test_lines_to_paste_hold_any_path() -> None:
 )
 def test_what_lacks_a_length_says_so(name: str, given: str) -> None:
     others = {"calibration", "costs", "schedule", "thresholds", "gamma"} - {given}
-    made = ENGINES[name].export(known(**dict.fromkeys(others)))
+    made = ENGINES[name].export(told(**dict.fromkeys(others)))
     assert (
         not made.files and made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
     )
@@ -122,20 +122,20 @@ def test_the_floor_is_where_drafts_cost_what_they_bring() -> None:
 
 
 def test_costs_of_one_number_of_rows_are_no_table() -> None:
-    made = ENGINES["sglang"].export(known(costs=cost_table(1, 10)))
+    made = ENGINES["sglang"].export(told(costs=cost_table(1, 10)))
     assert "sps.json" not in made.files and "one number of rows" in "\n".join(made.left_out)
-    made = ENGINES["sglang"].export(known(calibration=None, gamma=None))
+    made = ENGINES["sglang"].export(told(calibration=None, gamma=None))
     assert "they take a draft's length" in "\n".join(made.left_out)
 
 
 def test_a_rule_that_was_not_tuned() -> None:
-    made = ENGINES["transformers"].export(known(thresholds=thresholds()))
+    made = ENGINES["transformers"].export(told(thresholds=thresholds()))
     assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
     assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
 
 
 def test_rates_of_prefixes_never_rise() -> None:
-    made = ENGINES["vllm"].export(known(calibration=calibration(accepted=[0.75, 0.5, 0.625])))
+    made = ENGINES["vllm"].export(told(calibration=calibration(accepted=[0.75, 0.5, 0.625])))
     rates = yaml.safe_load(made.files["synthetic.json"])["synthetic_acceptance_rates"]
     assert rates == [0.75, 0.5, 0.5]
 
@@ -143,4 +143,4 @@ def test_rates_of_prefixes_never_rise() -> None:
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for engine, made_of in ENGINES.items():
-        (GOLDEN / f"{engine}.txt").write_text(golden(made_of.export(known())))
+        (GOLDEN / f"{engine}.txt").write_text(golden(made_of.export(told())))

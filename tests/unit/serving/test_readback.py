@@ -18,14 +18,14 @@ import yaml
 from transformers import GenerationConfig
 
 from predictors.confidences.sts import Sts, equal_width_ece
-from serving.export.known import Engine, Export
+from serving.export.base import Engine, Export
 from serving.export.sglang import Sglang
 from serving.export.tensorrt_llm import TensorrtLlm
 from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
 from serving.sources.sglang import SglangShards
-from tests.helpers.serving.exports import COSTS, SCHEDULE, TEMPERATURES, known
+from tests.helpers.serving.exports import COSTS, SCHEDULE, TEMPERATURES, told
 from tests.helpers.training.confidences import logged
 
 SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
@@ -33,7 +33,7 @@ SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9
 
 
 def written(folder: Path, engine: Engine, **changed: Any) -> Export:
-    made = engine.export(known(**changed))
+    made = engine.export(told(**changed))
     for name, text in made.files.items():
         (folder / name).write_text(text)
     return made

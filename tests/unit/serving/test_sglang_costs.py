@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from decoding.batch_cost import BatchTable, PerRow, Roofline, tabled
-from serving.export.known import Export
-from serving.export.sglang import Sglang
-from serving.export.sglang_costs import additive, steps
-from tests.helpers.serving.exports import SCHEDULE, known
+from serving.export.base import Export
+from serving.export.sglang import Sglang, additive, steps_by_batch
+from tests.helpers.serving.exports import SCHEDULE, told
 
 GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
 SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)
@@ -31,7 +30,7 @@ def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
 
 
 def test_steps_are_of_whole_drafts() -> None:
-    found = steps(SUM, GAMMA, OVERHEAD)
+    found = steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert found["sample_batch_tokens"] == [4, 8, 16, 32] and found["max_batch_tokens"] == 32
     step = SUM.target(4, 16) + 3 * SUM.draft(4) + OVERHEAD
     assert 1 / found["sample_steps_per_sec"][2] == pytest.approx(step)
@@ -63,12 +62,12 @@ def test_what_is_none_is_told_as_nearly_as_said() -> None:
 
 def exported(costs: BatchTable, /, **changed: Any) -> Export:
     schedule = replace(SCHEDULE, costs=costs)
-    return Sglang(OVERHEAD, "EAGLE3").export(known(schedule=schedule, **changed))
+    return Sglang(OVERHEAD, "EAGLE3").export(told(schedule=schedule, **changed))
 
 
 def test_a_schedule_with_costs_gives_them_by_requests() -> None:
     made = exported(SUM)
-    assert json.loads(made.files["sps.json"]) == steps(SUM, GAMMA, OVERHEAD)
+    assert json.loads(made.files["sps.json"]) == steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert json.loads(made.files["sps_additive.json"])["bs_probes"] == SIZES
     assert "costs: those of the schedule (given), by requests" in "\n".join(made.left_out)
     alone = exported(SUM, costs=None, calibration=None, gamma=None)

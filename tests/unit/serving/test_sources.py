@@ -13,8 +13,7 @@ from runtime.errors import UserError
 from runtime.json_files import write_checksummed
 from serving.sources.deepspec import DeepspecRecords
 from serving.sources.harvest import Harvest
-from serving.sources.sglang import SglangShards
-from serving.sources.sglang_debug import SglangRecords
+from serving.sources.sglang import SglangRecords, SglangShards
 from tests.helpers.data.harvests import DIM, PAIR, WARP, write_harvest
 from tests.helpers.training.checkpoints import columns, write_checkpoint
 from tests.helpers.training.confidences import logged
