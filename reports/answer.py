@@ -9,24 +9,15 @@ from math import isnan
 
 from decoding.models.machine import other_machine
 from evaluation.page import CHOSEN_HERE, answer, chosen, labelled
-from evaluation.table import BASELINE, SPEEDUP, compare
-from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
+from evaluation.table import ALL, BASELINE, compare
+from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json, grouped
 from reports.harvest_data import models
-from reports.runs import Run, pooled, runs
-from reports.settings import setting
+from reports.runs import method, setting
 from runtime.intervals import Estimate
 
 NUMBERS = ("threshold", "gamma")  # what tuning settles, by the last part of their keys
-KINDS = ("class", "token")  # of reliability: what the head itself predicts
-STAGES = ("as trained", "calibrated")
-ONE_RUN = (
-    "methods",
-    "limit",
-    "repeats",
-    "experiment",
-    "out",
-    "tried",
-)  # of a command: which comparison it was
+ONE_RUN = {"methods", "limit", "repeats", "experiment", "out", "tried"}
+"""Settings of a command that say which comparison it was."""
 
 
 @dataclass(frozen=True)
@@ -61,135 +52,119 @@ class Answer:
 
     @property
     def longest(self) -> float:
-        """Of the axis."""
+        """The end of the axis."""
         ends = [end for bar in self.bars for end in (bar.speed.value, bar.speed.high) if end]
         return 1.05 * max([1.0, *ends])
 
 
 def answers(artifacts: Artifacts) -> list[Answer]:
-    """One for each pair, machine and temperature that something was decoded at; of several
-    evaluations the one with the most requests."""
-    largest: dict[tuple[str, ...], Evaluation] = {}
-    for evaluation in artifacts.evaluations:
-        where = setting(evaluation)
-        parts = (where["models"], where["machine"], where["draft"], f"{evaluation.temperature}")
-        if parts not in largest or _requests(evaluation) >= _requests(largest[parts]):
-            largest[parts] = evaluation
-    found = (_answer(evaluation, artifacts) for evaluation in largest.values())
+    """Return one for each pair, machine and temperature that something was decoded at; of several
+    evaluations the last of those with the most requests."""
+
+    def where(evaluation: Evaluation) -> tuple[str | float, ...]:
+        words = setting(evaluation)
+        return words["models"], words["machine"], words["draft"], evaluation.temperature
+
+    def requests(evaluation: Evaluation) -> int:
+        return sum(map(len, evaluation.traces.values()))
+
+    largest = [
+        max(reversed(alike), key=requests) for alike in grouped(artifacts.evaluations, where)
+    ]
+    found = (_answer(evaluation, artifacts) for evaluation in largest)
     return [each for each in found if each is not None]
 
 
-def _requests(evaluation: Evaluation) -> int:
-    return sum(map(len, evaluation.traces.values()))
-
-
 def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
-    """None where nothing was compared with plain decoding."""
-    ranked = sorted(_compared(evaluation), key=lambda run: -run.estimate(SPEEDUP).value)
-    if not ranked:
+    """Return None where nothing was compared with plain decoding."""
+    if not evaluation.traces.get(BASELINE):
         return None
-    tuning = _tuning(evaluation, artifacts)
-    advised, how = (None, CHOSEN_HERE) if tuning is None else _advice(tuning)
-    labels = {run.name: labelled(run.label, evaluation.settings(run.name)) for run in ranked}
-    drafting = [run.name for run in ranked if _speculates(run)]
+    speeds, table = compare(evaluation.measurements), evaluation.summary[ALL]
+    names = sorted(
+        (name for name in speeds if name != BASELINE), key=lambda name: -speeds[name].value
+    )
+    if not names:
+        return None
+    tuning, advised, how = _tuning(evaluation, artifacts), None, CHOSEN_HERE
+    if tuning is not None:
+        advised = tuning["results"]["chosen"]["advice"]
+        split = f"the {tuning['chosen_on']} split of {tuning['data']['folder']} ({tuning['file']})"
+        how = f"Tuning on {split} with costs of this machine says: {advised}"
+    shown = {name: name.replace("_", " ") for name in names}
+    labels = {name: labelled(shown[name], evaluation.settings(name)) for name in names}
+    drafting = [name for name in names if evaluation.speculates(name)]
     use, why = answer(evaluation.measurements, labels, drafting, advised, how)
-    name = chosen(compare(evaluation.measurements), drafting, advised)
-    best = next((run for run in ranked if run.name == name), None)
-    bars = [_bar(run, run is best) for run in ranked]
-    where = setting(evaluation)
+    best = chosen(speeds, drafting, advised)
+    where, run = setting(evaluation), evaluation.results["run"]
     on = f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}"
+    command = shlex.split(run["command"])
+    kept = [part for part in command if re.split(r"[.=]", part)[0] not in ONE_RUN]
     return Answer(
         where="; ".join(filter(None, [on, where["simulated"]])),
         use=use,
         why=why,
-        bars=bars,
+        bars=[
+            Bar(
+                shown[name],
+                _numbers(evaluation, name)
+                if name in drafting
+                else "plain decoding: no draft is worth it",
+                table[name]["tokens/s"].value,
+                speeds[name],
+                name == best,
+            )
+            for name in names
+        ],
         datasets=", ".join(evaluation.datasets),
         lossless=evaluation.results["lossless"],
         calibration=list(_calibration(evaluation, artifacts.checkpoints)),
-        command=_command(evaluation.results["run"]["command"], best),
+        command=shlex.join([*kept, f"methods=[{best or BASELINE}]"]),
         origin=str(evaluation.folder),
     )
 
 
-def _compared(evaluation: Evaluation) -> list[Run]:
-    """Every method but plain decoding, all datasets together."""
-    return [run for run in pooled(runs([evaluation])) if run.name != BASELINE and run.baseline]
-
-
-# Which to use -------------------------------------------------------------------------------------
-
-
 def _tuning(evaluation: Evaluation, artifacts: Artifacts) -> Json | None:
-    """What scripts/tune.py chose for this pair and these distributions, with costs of this machine;
-    the last one found."""
+    """Return what scripts/tune.py chose for this pair and these distributions, with costs of this
+    machine; the last one where there are several."""
     run, wanted = evaluation.results["run"], _temperatures(evaluation.config)
-    found = [
-        one
-        for one in artifacts.thresholds
-        if models(one["pair"]) == models(run["pair"])
-        and _temperatures(one) == wanted
-        and one["measured_on"]
-        and not other_machine(one["measured_on"], run)
+    fitting = [
+        tuning
+        for tuning in artifacts.thresholds
+        if models(tuning["pair"]) == models(run["pair"])
+        and _temperatures(tuning) == wanted
+        and tuning["measured_on"]
+        and not other_machine(tuning["measured_on"], run)
     ]
-    return found[-1] if found else None
+    return fitting[-1] if fitting else None
 
 
 def _temperatures(config: Json) -> tuple[float, float]:
-    """Of the target and of the draft."""
+    """Return those of the target and of the draft."""
     target = config["warp"]
     draft = config.get("draft_warp") or target
     return float(target["temperature"]), float(draft["temperature"])
 
 
-def _advice(tuning: Json) -> tuple[str, str]:
-    """Return what tuning on other prompts says to use, and how it was chosen."""
-    advice, folder = tuning["results"]["chosen"]["advice"], tuning["data"]["folder"]
-    split = f"the {tuning['chosen_on']} split of {folder} ({tuning['file']})"
-    return advice, f"Tuning on {split} with costs of this machine says: {advice}"
-
-
-def _speculates(run: Run) -> bool:
-    return run.evaluation.speculates(run.name)
-
-
-def with_settings(run: Run) -> str:
-    """The numbers its stop rule was given, e.g. "threshold 0.56"."""
+def _numbers(evaluation: Evaluation, name: str) -> str:
+    """Return the numbers its stop rule was given, e.g. "threshold 0.56"."""
     numbers = [
         (key.rpartition(".")[2], value)
-        for key, value in run.method.settings.items()
+        for key, value in method(evaluation, name).settings.items()
         if key.startswith("stop.") and key.rpartition(".")[2] in NUMBERS
     ]
-    return ", ".join(f"{name} {value:g}" for name, value in numbers if value is not None)
-
-
-def _bar(run: Run, chosen: bool) -> Bar:
-    settings = with_settings(run) if _speculates(run) else "plain decoding: no draft is worth it"
-    return Bar(run.label, settings, run.estimate("tokens/s").value, run.estimate(SPEEDUP), chosen)
-
-
-def _command(command: str, best: Run | None) -> str:
-    """That of the evaluation, with this method alone."""
-    kept = [part for part in shlex.split(command) if re.split(r"[.=]", part)[0] not in ONE_RUN]
-    name = BASELINE if best is None else best.name
-    return shlex.join([*kept, f"methods=[{name}]"])
-
-
-# Calibration --------------------------------------------------------------------------------------
+    return ", ".join(f"{key} {value:g}" for key, value in numbers if value is not None)
 
 
 def _calibration(evaluation: Evaluation, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
-    """A line for each checkpoint that was decoded with: its error on prompts it has not seen."""
+    """Yield a line for each checkpoint that was decoded with: its error on prompts it has not seen,
+    of what the head itself predicts."""
     used = [made["sha256"] for made in evaluation.results["checkpoints"].values()]
-    for checkpoint in checkpoints:
-        if checkpoint.config["sha256"] in used:
-            yield from _errors(checkpoint)
-
-
-def _errors(checkpoint: Checkpoint) -> Iterator[str]:
-    for prompts, kinds in checkpoint.config["metrics"]["reliability"].items():
-        for kind in KINDS:
-            if kind in kinds:
-                before, after = (_percent(kinds[kind][stage]["ece"]) for stage in STAGES)
+    for checkpoint in (one for one in checkpoints if one.config["sha256"] in used):
+        for prompts, kinds in checkpoint.config["metrics"]["reliability"].items():
+            for stages in (kinds[kind] for kind in ("class", "token") if kind in kinds):
+                before, after = (
+                    _percent(stages[stage]["ece"]) for stage in ("as trained", "calibrated")
+                )
                 yield (
                     f"{checkpoint.folder.name}, {prompts}: predictions are off by {after} on"
                     f" average, by {before} before calibration"

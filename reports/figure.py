@@ -2,19 +2,27 @@
 them."""
 
 import csv
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
+from torch import Tensor
 
+from predictors.reliability import mean_gap
 from reports.artifacts import Artifacts
+from runtime.intervals import METHOD, columns
 
 Kind = Literal["measured", "modelled", "exact"]
 SIZE, DPI = (6.4, 4.0), 120  # inches
 Cell = str | float | int | None
+Record = dict[str, Any]
+"""A row of a table: column -> `Cell`."""
+T = TypeVar("T")
 
 
 class Missing(Exception):
@@ -29,10 +37,10 @@ class Figure:
     figure 12"
     kind: measured (counted or timed), modelled (priced by a cost table, or a fit), exact (computed
     without sampling)
-    n: what it rests on, e.g. "4 prompts, 312 rounds"; interval: what its intervals are, or why
-    there are none
-    columns, rows: the values, units in the column names; what is drawn is drawn from them
-    draw: onto an empty canvas; None for a table
+    n: what it rests on, e.g. "4 prompts, 312 rounds"
+    records: the rows, all with the same columns, units in the column names
+    draw: what draws the records onto an empty canvas; None for a table
+    interval: what its intervals are, or why there are none
     how_to_read: what only this figure says on how to read it, often with its numbers; the report
     puts before it what is said of every figure of its kind (`Entry.how_to_read`)
     """
@@ -42,19 +50,37 @@ class Figure:
     source: str
     kind: Kind
     n: str
-    interval: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    draw: Callable[[Canvas], None] | None = None
+    records: Sequence[Record]
+    draw: Callable[[Sequence[Record], Canvas], None] | None = None
+    interval: str = METHOD
     how_to_read: str = ""
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self.records[0]) if self.records else []
+
+    @property
+    def rows(self) -> list[list[Cell]]:
+        return [list(record.values()) for record in self.records]
+
     def column(self, name: str) -> list[Cell]:
-        place = list(self.columns).index(name)
-        return [row[place] for row in self.rows]
+        return [record[name] for record in self.records]
 
     @property
     def caption(self) -> str:
         return f"{self.source}. {self.kind.capitalize()}; {self.n}; {self.interval}."
+
+
+def estimated(name: str, estimate: Iterable[float | None]) -> Record:
+    """Return the three cells of an estimate (value, low, high), empty where it has NaN or None."""
+    cells = (None if value is None or math.isnan(value) else value for value in estimate)
+    return dict(zip(columns(name), cells, strict=True))
+
+
+def mean(name: str, values: Tensor, group: Tensor) -> Record:
+    """Return the three cells of the mean of values [n]. group: [n], the prompt of each; there is no
+    interval for a single prompt."""
+    return estimated(name, mean_gap(values.double()[:, None], group, 0, signed=True))
 
 
 Builder = Callable[[], Figure]
@@ -66,7 +92,7 @@ class Entry:
     checkpoints.
 
     title: its name in the guide and, where it is lacking, in the report; how_to_read: one or two
-    sentences; builders: what draws its figures from what was found. A builder raises Missing where
+    sentences; builders: what draws its figures from the artifacts. A builder raises Missing where
     its input is not there; of an entry without any input at least one does"""
 
     title: str
@@ -74,18 +100,23 @@ class Entry:
     builders: Callable[[Artifacts], Sequence[Builder]]
 
 
-def lacking(needs: str) -> Figure:
-    """The builder of an entry whose input is not there."""
-    raise Missing(needs)
+def each(things: Iterable[T], build: Callable[[T], Figure], needs: str) -> list[Builder]:
+    """Return the builder of each thing's figure; where there is none, one that says what is
+    needed."""
+
+    def lacking() -> Figure:
+        raise Missing(needs)
+
+    return [partial(build, thing) for thing in things] or [lacking]
 
 
 def canvas(figure: Figure) -> Canvas | None:
-    """The drawn figure; None for a table."""
+    """Return the drawn figure; None for a table."""
     if figure.draw is None:
         return None
     drawn = Canvas(figsize=SIZE, dpi=DPI, layout="constrained")
     FigureCanvasAgg(drawn)
-    figure.draw(drawn)
+    figure.draw(figure.records, drawn)
     return drawn
 
 

@@ -1,21 +1,63 @@
-"""What figures are drawn from, read from harvests."""
+"""What figures are drawn from, read from harvests: draft tokens with a verdict, rounds, and what
+checkpoints predict of prompts they were not trained on."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from data_gen.samples import of_prompts, prompt_texts, read_inputs
 from data_gen.storage.dataset import Harvest
-from predictors.base import Records
-from reports.artifacts import Artifacts
-from reports.figure import Missing
+from predictors.base import Predictor, Records, load_predictor
+from predictors.training.trainer import logits_in_chunks
+from reports.artifacts import Artifacts, Checkpoint, grouped
+from reports.figure import Builder, Figure, Missing, each
 from runtime.errors import TooFewRows
 
-Read = TypeVar("Read")
+T = TypeVar("T")
+NEEDS = "needs a harvest: python scripts/gen_data.py"
+NO_VERDICT = "data: there is no draft token with a verdict. Harvest more prompts"
 DRAWN = ("known", "drafted", "accepted", "q", "q_max", "q_entropy", "accept_prob")
+
+
+def at_temperatures(target: float, draft: float) -> str:
+    """Return the distributions that were sampled from, in words."""
+    return f"T = {target:g}" if target == draft else f"T = {target:g}, draft {draft:g}"
+
+
+def distributions(harvest: Harvest) -> str:
+    return at_temperatures(*(warp.temperature for warp in harvest.warps))
+
+
+def models(pair: Mapping[str, str]) -> str:
+    """Return what tells a pair from others, whatever it is called."""
+    return json.dumps({**pair, "name": ""}, sort_keys=True)
+
+
+def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
+    """Return the harvests of each pair together, whatever it was called."""
+    return grouped(harvests, lambda harvest: models(harvest.context["pair"]))
+
+
+def of_each(harvests: Sequence[Harvest], read: Callable[[Harvest], T]) -> list[T]:
+    """Return what is read of every harvest that has rows of it. Raises Missing, naming them, where
+    none of them has any."""
+    results, needs = list[T](), list[str]()
+    for harvest in harvests:
+        try:
+            results.append(read(harvest))
+        except TooFewRows as error:
+            reason = str(error).partition(": ")[2].partition(". ")[0]
+            needs.append(f"more than {harvest.folder} holds ({reason})")
+    if needs and not results:
+        raise Missing(f"needs {', '.join(needs)}: python scripts/gen_data.py with more prompts")
+    return results
+
+
+# Draft tokens -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,7 +84,78 @@ class DraftTokens:
 
     @property
     def distributions(self) -> str:
-        return _at(self.temperature, self.draft_temperature)
+        return at_temperatures(self.temperature, self.draft_temperature)
+
+
+def tokens_by_pair(
+    artifacts: Artifacts, build: Callable[[Sequence[DraftTokens]], Figure]
+) -> list[Builder]:
+    """Return what builds a figure of the draft tokens of each pair, read once for all figures."""
+
+    def figure(harvests: Sequence[Harvest]) -> Figure:
+        key = ("draft tokens", *(harvest.folder for harvest in harvests))
+        return build(artifacts.once(key, lambda: draft_tokens(harvests)))
+
+    return each(by_pair(artifacts.harvests), figure, NEEDS)
+
+
+def counted(parts: Sequence[DraftTokens]) -> str:
+    """Return how much a figure rests on."""
+    prompts = sum(len(tokens.group.unique()) for tokens in parts)
+    tokens = sum(len(tokens.q) for tokens in parts)
+    return f"{parts[0].pair}, {prompts:,} prompts, {tokens:,} draft tokens"
+
+
+def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
+    """Return the draft tokens that a verdict was given on, by dataset and distributions: harvests
+    may share a dataset. Raises Missing where there is none in any harvest."""
+    found = [tokens for several in of_each(harvests, _draft_tokens) for tokens in several]
+    alike = grouped(found, lambda tokens: (tokens.pair, tokens.dataset, tokens.distributions))
+    return [joined(parts) for parts in alike]
+
+
+def joined(parts: Sequence[DraftTokens]) -> DraftTokens:
+    """Return tokens of several harvests or datasets together, their prompts numbered through."""
+    columns: dict[str, Any] = {
+        name: torch.cat([getattr(tokens, name) for tokens in parts])
+        for name in ("q", "max_q", "entropy", "accept", "accepted")
+    }
+    first, groups = 0, []
+    for tokens in parts:
+        groups.append(tokens.group + first)
+        first += int(tokens.group.max()) + 1
+    return replace(parts[0], **columns, group=torch.cat(groups))
+
+
+def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
+    """Return the tokens of each dataset. Raises TooFewRows where there is none."""
+    records = harvest.rounds("all", DRAWN)
+    target, draft = (warp.temperature for warp in harvest.warps)
+    names = [prompt.dataset for prompt in harvest.prompts("all")]
+    depth = torch.arange(records["accept_prob"].shape[1])
+    most = torch.minimum(records["drafted"], records["known"])[:, None]
+    judged = (depth <= records["accepted"][:, None]) & (depth < most)
+    columns = {
+        "q": records["q" if draft else "q_max"],
+        "max_q": records["q_max"],
+        "entropy": records["q_entropy"],
+        "accept": records["accept_prob"],
+        "accepted": depth < records["accepted"][:, None],
+        "group": records["group"][:, None].expand_as(judged),
+    }
+    found = []
+    for name in dict.fromkeys(names):
+        of_dataset = torch.tensor([other == name for other in names])
+        rows = judged & of_dataset[records["group"]][:, None]
+        if rows.any():
+            values = {column: values[rows] for column, values in columns.items()}
+            found.append(DraftTokens(harvest.pair.name, name, target, draft, **values))
+    if not found:
+        raise TooFewRows(NO_VERDICT)
+    return found
+
+
+# Rounds -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -56,150 +169,133 @@ class Rounds:
     group: Tensor
 
 
-def distributions(harvest: Harvest) -> str:
-    """What a harvest was sampled from."""
-    return _at(*(warp.temperature for warp in harvest.warps))
-
-
-def _at(target: float, draft: float) -> str:
-    return f"T = {target:g}" if target == draft else f"T = {target:g}, draft {draft:g}"
-
-
-def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
-    """Harvests of one pair together, whatever it was called."""
-    found: dict[str, list[Harvest]] = {}
-    for harvest in harvests:
-        found.setdefault(models(harvest.context["pair"]), []).append(harvest)
-    return list(found.values())
-
-
-def of_pair(pair: Mapping[str, str], harvests: Sequence[Harvest]) -> list[Harvest]:
-    return [harvest for harvest in harvests if models(harvest.context["pair"]) == models(pair)]
-
-
-def models(pair: Mapping[str, str]) -> str:
-    """Of a pair, whatever it is called."""
-    return json.dumps({**pair, "name": ""}, sort_keys=True)
-
-
-def tokens_by_pair(artifacts: Artifacts) -> list[Callable[[], list[DraftTokens]]]:
-    """What reads the draft tokens of each pair, once for all figures; without a harvest one that
-    finds none."""
-
-    def reader(harvests: Sequence[Harvest]) -> Callable[[], list[DraftTokens]]:
-        key = ("draft tokens", *(harvest.folder for harvest in harvests))
-        return lambda: artifacts.once(key, lambda: draft_tokens(harvests))
-
-    return [reader(harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
-
-
-def counted(found: Sequence[DraftTokens]) -> str:
-    """How much a figure rests on."""
-    prompts = sum(len(tokens.group.unique()) for tokens in found)
-    tokens = sum(len(tokens.q) for tokens in found)
-    return f"{found[0].pair}, {prompts:,} prompts, {tokens:,} draft tokens"
-
-
-def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
-    """The draft tokens that a verdict was given on, by dataset and distributions. Raises Missing
-    where there is none in any harvest."""
-    return merged(tokens for found in of_each(harvests, _draft_tokens) for tokens in found)
-
-
-def of_each(harvests: Sequence[Harvest], read: Callable[[Harvest], Read]) -> list[Read]:
-    """What is read of every harvest that has rows of it. Raises Missing, naming them, where none of
-    them has any."""
-    found, needs = list[Read](), list[str]()
-    for harvest in harvests:
-        try:
-            found.append(read(harvest))
-        except TooFewRows as error:
-            reason = str(error).partition(": ")[2].partition(". ")[0]
-            needs.append(f"more than {harvest.folder} holds ({reason})")
-    if needs and not found:
-        raise Missing(f"needs {', '.join(needs)}: python scripts/gen_data.py with more prompts")
-    return found
-
-
-def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
-    """Raises TooFewRows where there is none."""
-    found = [tokens for tokens in _of_datasets(harvest) if len(tokens.q)]
-    if not found:
-        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
-    return found
-
-
-def _of_datasets(harvest: Harvest) -> Iterator[DraftTokens]:
-    records = harvest.rounds("all", DRAWN)
-    target, draft = (warp.temperature for warp in harvest.warps)
-    names = [prompt.dataset for prompt in harvest.prompts("all")]
-    kept, accepted = verdicts(records)
-    columns = {
-        "q": records["q" if draft else "q_max"],
-        "max_q": records["q_max"],
-        "entropy": records["q_entropy"],
-        "accept": records["accept_prob"],
-        "accepted": accepted,
-        "group": records["group"][:, None].expand_as(kept),
-    }
-    for name in dict.fromkeys(names):
-        of_dataset = torch.tensor([other == name for other in names])
-        rows = kept & of_dataset[records["group"]][:, None]
-        yield DraftTokens(
-            harvest.pair.name,
-            name,
-            target,
-            draft,
-            **{column: values[rows] for column, values in columns.items()},
-        )
-
-
-def merged(found: Iterable[DraftTokens]) -> list[DraftTokens]:
-    """One for each dataset and pair of distributions: harvests may share a dataset."""
-    parts: dict[tuple[str, str, str], list[DraftTokens]] = {}
-    for tokens in found:
-        parts.setdefault((tokens.pair, tokens.dataset, tokens.distributions), []).append(tokens)
-    return [_joined(alike) for alike in parts.values()]
-
-
-def _joined(parts: Sequence[DraftTokens]) -> DraftTokens:
-    names = ("q", "max_q", "entropy", "accept", "accepted")
-    columns: dict[str, Any] = {
-        name: torch.cat([getattr(tokens, name) for tokens in parts]) for name in names
-    }
-    return replace(parts[0], **columns, group=distinct_groups(parts))
-
-
-def distinct_groups(parts: Sequence[DraftTokens]) -> Tensor:
-    """Prompts of all parts, numbered through."""
-    firsts = [0]
-    for tokens in parts:
-        firsts.append(firsts[-1] + int(tokens.group.max()) + 1)
-    return torch.cat([tokens.group + first for tokens, first in zip(parts, firsts, strict=False)])
-
-
-def verdicts(records: Records) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rounds, gamma] bool each: tokens a verdict was given on, and those of them that were
-    accepted."""
-    depth = torch.arange(records["accept_prob"].shape[1])
-    accepted = depth < records["accepted"][:, None]
-    most = torch.minimum(records["drafted"], records["known"])[:, None]
-    return (depth <= records["accepted"][:, None]) & (depth < most), accepted
-
-
 def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
-    """Accepted lengths by the target's temperature."""
-    found: dict[float, list[Rounds]] = {}
-    for one in of_each(harvests, _rounds):
-        found.setdefault(one.temperature, []).append(one)
-    return found
+    """Return the rounds of each harvest by the target's temperature."""
+    alike = grouped(of_each(harvests, _rounds), lambda part: part.temperature)
+    return {parts[0].temperature: parts for parts in alike}
 
 
 def _rounds(harvest: Harvest) -> Rounds:
     """Raises TooFewRows where nothing was drafted, or no verdict was given."""
     records = harvest.rounds("all", ("known", "drafted", "accepted"))
-    temperature = harvest.warps.target.temperature
     most = torch.minimum(records["drafted"], records["known"])
     if not most.any():
-        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+        raise TooFewRows(NO_VERDICT)
+    temperature = harvest.warps.target.temperature
     return Rounds(temperature, records["accepted"], most, records["group"])
+
+
+# Predictions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a predictor says of prompts it was not trained on.
+
+    checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests;
+    in_domain: whether they are one, of which these are the test prompts; as_trained, calibrated,
+    targets: [n, C] distributions; group: [n] prompts"""
+
+    checkpoint: str
+    predictor: str
+    temperature: float
+    trained_on: str
+    dataset: str
+    in_domain: bool
+    as_trained: Tensor
+    calibrated: Tensor
+    targets: Tensor
+    group: Tensor
+
+    @property
+    def where(self) -> str:
+        return f"{self.dataset}, test split" if self.in_domain else self.dataset
+
+    @property
+    def prompts(self) -> int:
+        return len(self.group.unique())
+
+
+def one_of_each(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the first of those of one predictor, with the same words in its settings, and one
+    training harvest: of a sweep over numbers not every head is shown."""
+
+    def kind(checkpoint: Checkpoint) -> tuple[str, ...]:
+        config = checkpoint.config
+        words = (value for value in config["settings"].values() if isinstance(value, str))
+        return config["predictor"], checkpoint.training_data, *words
+
+    return [alike[0] for alike in grouped(checkpoints, kind)]
+
+
+def predicted(checkpoint: Checkpoint, artifacts: Artifacts) -> list[Predicted]:
+    """Return what a checkpoint says of every harvest it fits, of prompts it was not trained on;
+    that of its training first.
+
+    Empty where the harvest it was trained on is not among them: nothing says then which prompts it
+    has seen. Harvests of other pairs, distributions or layers are left out, and those that stored
+    no hidden states. Raises Missing where none of them has
+    samples of it."""
+
+    def read() -> list[Predicted]:
+        predictor, fitting = on_harvests(checkpoint, artifacts.harvests)
+
+        def of_harvest(harvest: Harvest) -> Predicted:
+            home = fitting[0]
+            samples = predictor.samples(held_out(predictor, harvest, home))
+            logits = logits_in_chunks(predictor.head, samples["inputs"])
+            return Predicted(
+                checkpoint=checkpoint.folder.name,
+                predictor=predictor.name,
+                temperature=home.warps.target.temperature,
+                trained_on=home.name,
+                dataset=harvest.name,
+                in_domain=harvest is home,
+                as_trained=torch.softmax(logits, -1),
+                calibrated=predictor.calibration.apply(logits),
+                targets=predictor.targets(samples),
+                group=samples["group"],
+            )
+
+        return of_each(fitting, of_harvest)
+
+    return artifacts.once(("predicted", checkpoint.folder), read)
+
+
+def on_harvests(
+    checkpoint: Checkpoint, harvests: Sequence[Harvest]
+) -> tuple[Predictor, list[Harvest]]:
+    """Return the predictor and the harvests it fits, that of its training first."""
+    predictor = load_predictor(checkpoint.folder, key="run")
+    home = next((one for one in harvests if one.sha256 == checkpoint.training_data), None)
+    if home is None or not home.features_stored:
+        return predictor, []
+
+    def fits(other: Harvest) -> bool:
+        """Return whether it differs in its prompts alone, and holds some that `home` does not."""
+        return (
+            models(other.context["pair"]) == models(home.context["pair"])
+            and (other.warps, other.inputs) == (home.warps, home.inputs)
+            and other.features_stored
+            and (predictor.gamma or 0) <= other.gamma
+            and bool(unseen(other, home).any())
+        )
+
+    return predictor, [home, *(one for one in harvests if one is not home and fits(one))]
+
+
+def held_out(
+    predictor: Predictor, harvest: Harvest, home: Harvest, kind: str | None = None
+) -> Records:
+    """Return rows of the test split of the harvest trained on, or of those prompts of another one
+    that it does not hold. kind: "rounds" or "mixed", by default what the predictor learns from."""
+    which, columns = kind or predictor.kind, predictor.columns
+    if harvest is home:
+        return read_inputs(home, predictor, which, "test", columns)
+    return of_prompts(read_inputs(harvest, predictor, which, "all", columns), unseen(harvest, home))
+
+
+def unseen(harvest: Harvest, home: Harvest) -> Tensor:
+    """Return [prompts] bool: those that `home` does not hold."""
+    held = set(prompt_texts(home))
+    return torch.tensor([prompt not in held for prompt in prompt_texts(harvest)])

@@ -4,16 +4,16 @@ it."""
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from data_gen.storage.dataset import Harvest
 from decoding.models.machine import in_words
 from evaluation.page import times
 from reports.answer import answers
-from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json
+from reports.artifacts import Artifacts
 from reports.figure import Cell, Figure
 
 MOST_ROWS = 200  # of a table in the page; its CSV has all
@@ -69,7 +69,10 @@ def page(
         origins=origins(artifacts),
         answers=answers(artifacts),
         percent=percent,
-        sections=[pictures_first(section) for section in sections],
+        sections=[
+            section._replace(shown=sorted(section.shown, key=lambda shown: shown.image is None))
+            for section in sections  # pictures first
+        ],
         lacking=lacking,
         left_alone={str(path): why for path, why in artifacts.left_alone.items()},
         viewer=viewer and Markup(viewer),
@@ -78,12 +81,8 @@ def page(
     )
 
 
-def pictures_first(section: Section) -> Section:
-    return section._replace(shown=sorted(section.shown, key=lambda shown: shown.image is None))
-
-
 def title(artifacts: Artifacts) -> str:
-    """Names the pairs."""
+    """Return the names of the pairs."""
     pairs = [evaluation.config["pair"]["name"] for evaluation in artifacts.evaluations]
     pairs += [harvest.pair.name for harvest in artifacts.harvests]
     pairs += [
@@ -93,12 +92,12 @@ def title(artifacts: Artifacts) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """As CSS has it."""
+    """Return a share as CSS has it."""
     return f"{100 * part / whole:.2f}"
 
 
 def cell(value: Cell) -> str:
-    """As the page shows it."""
+    """Return a value as the page shows it."""
     if value is None:
         return "–"
     if not isinstance(value, float):
@@ -114,54 +113,42 @@ def is_number(value: Cell) -> bool:
 
 
 def origins(artifacts: Artifacts) -> list[Origin]:
-    return [
-        *map(_evaluation, artifacts.evaluations),
-        *map(_harvest, artifacts.harvests),
-        *map(_checkpoint, artifacts.checkpoints),
-        *(_tuned("thresholds", found) for found in artifacts.thresholds),
-        *(_tuned("costs", found) for found in artifacts.costs),
-    ]
+    found = []
+    for evaluation in artifacts.evaluations:
+        run, config = evaluation.results["run"], evaluation.config
+        requests = max(map(len, evaluation.traces.values()))
+        about = (
+            f"{config['pair']['name']}, temperature {evaluation.temperature:g},"
+            f" {', '.join(evaluation.datasets)}: {requests // config['repeats']} prompts, repeats:"
+            f" {config['repeats']}; {run['date']}"
+        )
+        place = str(evaluation.folder)
+        found.append(Origin("evaluation", place, about, _machine(run), run["command"]))
+    for harvest in artifacts.harvests:
+        about = (
+            f"{harvest.pair.name}, temperature {harvest.warps.target.temperature:g},"
+            f" {harvest.manifest.prompts.count} prompts, rounds of {harvest.gamma} tokens"
+        )
+        found.append(_made("harvest", harvest.folder, about, harvest.manifest.written))
+    for checkpoint in artifacts.checkpoints:
+        made = checkpoint.config.get("provenance", {})
+        trained = made.get("data", {}).get("folder", "")
+        about = f"{checkpoint.config['predictor']}{f', trained on {trained}' if trained else ''}"
+        found.append(_made("checkpoint", checkpoint.folder, about, made))
+    for what in ("thresholds", "costs"):
+        for file in getattr(artifacts, what):
+            about = f"{file['pair']['name']}{', cost ' + file['cost'] if 'cost' in file else ''}"
+            machine = _machine(file["measured_on"]) if file["measured_on"] else ""
+            found.append(Origin(what, file["file"], about, machine, file["command"]))
+    return found
 
 
-def _evaluation(evaluation: Evaluation) -> Origin:
-    run, config = evaluation.results["run"], evaluation.config
-    requests = max(map(len, evaluation.traces.values()))
-    about = (
-        f"{config['pair']['name']}, temperature {evaluation.temperature:g},"
-        f" {', '.join(evaluation.datasets)}: {requests // config['repeats']} prompts, repeats:"
-        f" {config['repeats']}; {run['date']}"
-    )
-    return Origin("evaluation", str(evaluation.folder), about, _machine(run), run["command"])
-
-
-def _harvest(harvest: Harvest) -> Origin:
-    about = (
-        f"{harvest.pair.name}, temperature {harvest.warps.target.temperature:g},"
-        f" {harvest.manifest.prompts.count} prompts, rounds of {harvest.gamma} tokens"
-    )
-    facts = harvest.manifest.written
-    return Origin("harvest", str(harvest.folder), about, _versions(facts), facts.get("command", ""))
-
-
-def _checkpoint(checkpoint: Checkpoint) -> Origin:
-    made = checkpoint.config.get("provenance", {})
-    trained = made.get("data", {}).get("folder", "")
-    about = f"{checkpoint.config['predictor']}{f', trained on {trained}' if trained else ''}"
-    return Origin(
-        "checkpoint", str(checkpoint.folder), about, _versions(made), made.get("command", "")
-    )
-
-
-def _tuned(what: str, found: Json) -> Origin:
-    about = f"{found['pair']['name']}{', cost ' + found['cost'] if 'cost' in found else ''}"
-    measured_on = found["measured_on"]
-    return Origin(
-        what, found["file"], about, _machine(measured_on) if measured_on else "", found["command"]
-    )
+def _made(what: str, folder: Path, about: str, facts: Mapping[str, Any]) -> Origin:
+    return Origin(what, str(folder), about, _versions(facts), facts.get("command", ""))
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    """Processor, dtypes, threads and versions, of `decoding.models.machine.setup_facts`."""
+    """Return processor, dtypes, threads and versions, of `decoding.models.machine.setup_facts`."""
     parts = [
         in_words(facts["hardware"]),
         in_words(facts["dtypes"]),

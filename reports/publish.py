@@ -21,7 +21,7 @@ from predictors.base import (
 )
 from predictors.card import model_card
 from predictors.hub import PLOT, push_to_hub, refuse_no_repository
-from reports.drawing import Record
+from reports.figure import Record
 from reports.figures.calibration import STAGES, draw_diagrams
 from runtime.errors import UserError
 from runtime.files import file_hash, only_writer, refuse_foreign, replaced_folder, write_json
@@ -38,8 +38,8 @@ PROBABILITIES = ("token", "class")  # of the head; a predictor has one of them
 
 
 def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
-    """Checkpoint in, folder of the hub out, and to the hub where it is named. chosen: what
-    tune.py has written."""
+    """Write a folder of the hub from a checkpoint, and send it to the hub where that is named.
+    chosen: what tune.py has written."""
     refuse_foreign(out, MARKER)
     if hub.repository is not None:
         refuse_no_repository(hub.repository)
@@ -54,11 +54,16 @@ def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
             shutil.copyfile(checkpoint / name, folder / name)
         write_json(folder / FILES[2], metrics)
         points = list(observed(metrics))
+        parts = [_own_card(checkpoint, predictor, config, metrics).rstrip(), ADDED]
         if points:
-            draw(points, folder / PLOT)
-        own = own_card(checkpoint)
-        own = card_again(checkpoint, predictor, config, metrics) if own is None else own
-        card = card_of(own, plot=bool(points), tuned=tuned)
+            canvas = Canvas(layout="constrained")
+            draw_diagrams(points, canvas)
+            canvas.savefig(folder / PLOT, dpi=120)
+            picture = f"![Predicted against observed, in bins of equal mass]({PLOT})"
+            parts += ["## Reliability", picture]
+        if tuned is not None:
+            parts += ["## Thresholds", tuned]
+        card = "\n\n".join(parts) + "\n"
         (folder / CARD).write_text(clean.text(card), encoding="utf-8")
         sums = {name: file_hash(folder / name) for name in (*FILES, CARD)}
         write_checksummed(folder / "config.json", {**config, "sha256": sums})
@@ -67,21 +72,19 @@ def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
         print(f"sent to {push_to_hub(out, hub.repository, private=hub.private)}")
 
 
-def own_card(checkpoint: Path) -> str | None:
-    """None where there is none. Raises UserError for one that is no text."""
+def _own_card(
+    checkpoint: Path, predictor: Predictor, config: Mapping[str, Any], metrics: Mapping[str, Any]
+) -> str:
+    """Return the checkpoint's card, or one as training writes it. Raises UserError for one that is
+    no text, and where the checkpoint does not say enough to write one."""
     path = checkpoint / CARD
     try:
-        return path.read_text(encoding="utf-8").split(ADDED)[0] if path.is_file() else None
+        if path.is_file():
+            return path.read_text(encoding="utf-8").split(ADDED)[0]
     except ValueError as error:
         raise UserError(
             f"{KEY}: {path} is not UTF-8. Write it so, or delete it, and it is made again"
         ) from error
-
-
-def card_again(
-    checkpoint: Path, predictor: Predictor, config: Mapping[str, Any], metrics: Mapping[str, Any]
-) -> str:
-    """As training writes it. Raises UserError where the checkpoint does not say enough."""
     try:
         return model_card(config, metrics, predictor.calibration, predictor.caveat)
     except UNREADABLE as error:
@@ -91,18 +94,8 @@ def card_again(
         ) from error
 
 
-def card_of(own: str, *, plot: bool, tuned: str | None) -> str:
-    """The checkpoint's own card and what is added to it."""
-    parts = [own.rstrip(), ADDED]
-    if plot:
-        parts += ["## Reliability", f"![Predicted against observed, in bins of equal mass]({PLOT})"]
-    if tuned is not None:
-        parts += ["## Thresholds", tuned]
-    return "\n\n".join(parts) + "\n"
-
-
 def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
-    """A point for each harvest, stage and bin of the test rows."""
+    """Yield a point for each harvest, stage and bin of the test rows."""
     for data, found in metrics["reliability"].items():
         stages: Mapping[str, Any] = next(
             (found[name] for name in PROBABILITIES if name in found), {}
@@ -117,18 +110,25 @@ def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
                 }
 
 
-def draw(points: list[Record], path: Path) -> None:
-    canvas = Canvas(layout="constrained")
-    draw_diagrams(points, canvas)
-    canvas.savefig(path, dpi=120)
-
-
 def thresholds_part(checkpoint: Path, path: str | Path) -> str:
-    """What tuning chose for this checkpoint, markdown. Raises UserError where it chose nothing."""
+    """Return what tuning chose for this checkpoint, markdown. Raises UserError where it chose
+    nothing."""
     found = thresholds.read(Path(path).expanduser())
     mine = thresholds.checkpoint_hash(checkpoint, KEY)
     rules = {name: rule for name, rule in found["rules"].items() if rule["checkpoint"] == mine}
-    rows = list(_rows(found, rules))
+    rows = []
+    for costs, result in found["results"].items():
+        for name in (name for name in rules if name in result["rules"]):
+            choice = result["rules"][name]
+            cells = [
+                found["cost"] if costs == "chosen" else costs,
+                name,
+                rules[name]["setting"],
+                f"{choice['threshold']:.3g}",
+                with_interval(Estimate(choice["speedup"], *choice["interval"]), ".3f", "x"),
+                "yes" if choice["speculate"] else "no",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
     if not rows:
         raise UserError(
             f"thresholds: {path} has none for {checkpoint}. Choose some with it: {found['command']}"
@@ -143,18 +143,3 @@ def thresholds_part(checkpoint: Path, path: str | Path) -> str:
     )
     header = "| costs | rule | setting | threshold | speed-up, modelled | does it pay |"
     return "\n".join([about, "", header, "|---|---|---|---|---|---|", *rows])
-
-
-def _rows(found: Mapping[str, Any], rules: Mapping[str, Any]) -> Iterator[str]:
-    for costs, result in found["results"].items():
-        for name in (name for name in rules if name in result["rules"]):
-            choice = result["rules"][name]
-            cells = [
-                found["cost"] if costs == "chosen" else costs,
-                name,
-                rules[name]["setting"],
-                f"{choice['threshold']:.3g}",
-                with_interval(Estimate(choice["speedup"], *choice["interval"]), ".3f", "x"),
-                "yes" if choice["speculate"] else "no",
-            ]
-            yield f"| {' | '.join(cells)} |"

@@ -1,35 +1,84 @@
 """Draw every figure and table that evaluations, harvests, checkpoints and tunings allow, as one
-page to look at."""
+page to look at.
 
+Figures come from packages that the program names (`figures` of conf/report.yaml). A package with a
+SECTION is a section of the report, and so is each package in it; a module in one lists its figures
+under FIGURES. How to read each, as Markdown for the docs:
+
+    python -m reports.report > docs/figures.md
+    python -m reports.report papers > papers/figures.md"""
+
+import pkgutil
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from evaluation.token_texts import Vocabulary
-from reports.artifacts import Artifacts
-from reports.figure import Builder, Figure, Missing, save
-from reports.figure_registry import builders, figure_registry
-from reports.find_artifacts import REPORT
+from reports.artifacts import REPORT, Artifacts
+from reports.figure import Builder, Entry, Figure, Missing, save
 from reports.page import Lack, Section, Shown, page
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError
 from runtime.files import file_name, replaced_folder, write_json
 from runtime.job import command_line
 
+GENERAL = "reports.figures"
 DEFAULT = ("runs", "data", "checkpoints")
+
+
+class Listed(NamedTuple):
+    """An entry and the section it stands in."""
+
+    section: str
+    entry: Entry
+
+
+def figure_registry(packages: Sequence[str]) -> list[Listed]:
+    """Return the figures of `packages`, which are installed or in the working directory, in the
+    order of the page. A package that is neither, as `papers` beside a wheel, has none."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    return [listed for name in packages if find_spec(name) for listed in _listed(name)]
+
+
+def _listed(name: str) -> Iterator[Listed]:
+    package = import_module(name)
+    modules = sorted(pkgutil.iter_modules(package.__path__), key=lambda module: module.name)
+    if section := getattr(package, "SECTION", None):
+        for module in modules:
+            path = f"{name}.{module.name}"
+            entries = () if module.ispkg else getattr(import_module(path), "FIGURES", ())
+            yield from (Listed(section, entry) for entry in entries)
+    for module in modules:
+        if module.ispkg:
+            yield from _listed(f"{name}.{module.name}")
+
+
+def how_to_read(packages: Sequence[str]) -> str:
+    """Return Markdown: a heading for each section, a line for each figure."""
+    lines = ["# The figures, and how to read them"]
+    for section, entry in figure_registry(packages):
+        heading = f"## {section}"
+        if heading not in lines:
+            lines += ["", heading, ""]
+        lines.append(f"- **{entry.title}**: {entry.how_to_read}")
+    return "\n".join(lines) + "\n"
 
 
 def write(
     cfg: DictConfig, artifacts: Artifacts, texts: Mapping[Path, Vocabulary], out: Path
 ) -> tuple[list[Section], list[Lack]]:
-    """Make and log the report in `out`. texts: of tokens, by the evaluation's folder. Returns what
+    """Make and log the report in `out`. texts: of tokens, by the evaluation's folder. Return what
     there is, by section, and what is lacking altogether."""
     logger = instantiate(cfg.logger)
     logger.start("report", OmegaConf.to_container(cfg, resolve=True))
@@ -39,8 +88,11 @@ def write(
             text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
-        for shown in (shown for section in sections for shown in section.shown):
-            log(logger, shown.figure, out)
+        for figure in (shown.figure for section in sections for shown in section.shown):
+            image = out / f"{figure.name}.png"
+            if image.is_file():
+                logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
+            logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
         logger.artifact("report", "report", out)
     finally:
         logger.finish()
@@ -48,7 +100,7 @@ def write(
 
 
 def searched(run: Any) -> list[Path]:
-    """`cfg.run`: a folder, several, or null."""
+    """Return the folders of `cfg.run`: a folder, several, or null."""
     if run is None:
         return [Path(name) for name in DEFAULT if Path(name).is_dir()]
     return [Path(folder) for folder in ([run] if isinstance(run, str) else run)]
@@ -61,47 +113,48 @@ def build(
     lacking altogether."""
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
-    listed = [(*one, builders(one.entry, artifacts)) for one in figure_registry(packages)]
+    listed = [(*one, one.entry.builders(artifacts)) for one in figure_registry(packages)]
     with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
-        for section, entry, each in listed:
-            needs, found = dict[str, None](), list[Shown]()
-            for builder in each:
+        for section, entry, builders in listed:
+            needs, shown = dict[str, None](), list[Shown]()
+            for builder in builders:
                 try:
-                    found.append(drawn(unique(built(builder), taken), folder))
+                    figure = unique(built(entry, builder), taken)
+                    images = [path for path in save(figure, folder) if path.suffix == ".png"]
+                    shown.append(Shown(figure, images[0].read_bytes() if images else None))
                 except Missing as missing:
                     needs[str(missing)] = None
                 bar.update()
-            sections.setdefault(section, []).extend(found)
-            if not found:
+            sections.setdefault(section, []).extend(shown)
+            if not shown:
                 lacking.append(Lack(entry.title, "; ".join(needs)))
     return [Section(title, shown) for title, shown in sections.items() if shown], lacking
 
 
-def built(builder: Builder) -> Figure:
-    """Errors of a shard, say, are under the key of the programs that read nothing else."""
+def built(entry: Entry, builder: Builder) -> Figure:
+    """Return a figure with the whole advice on how to read it. Errors of a shard, say, are under
+    the key of the programs that read nothing else: here they name `run`."""
     try:
-        return builder()
+        figure = builder()
     except UserError as error:
         raise UserError(f"run: {str(error).partition(': ')[2]}") from error
+    return replace(figure, how_to_read=f"{entry.how_to_read} {figure.how_to_read}".strip())
 
 
 def unique(figure: Figure, taken: set[str]) -> Figure:
-    """With a name that files can have, and another where there is one of that name: two runs may be
-    called the same."""
-    own = file_name(figure.name)
-    numbered = (own if number == 1 else f"{own}-{number}" for number in range(1, len(taken) + 2))
-    name = next(name for name in numbered if name not in taken)
+    """Return the figure with a name that files can have, and another where there is one of that
+    name: two runs may be called the same."""
+    name = first = file_name(figure.name)
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{first}-{number}"
     taken.add(name)
     return replace(figure, name=name)
 
 
-def drawn(figure: Figure, folder: Path) -> Shown:
-    images = [path for path in save(figure, folder) if path.suffix == ".png"]
-    return Shown(figure, images[0].read_bytes() if images else None)
-
-
 def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any]:
-    """What report.json says."""
+    """Return what report.json says."""
     listed = ("name", "title", "source", "kind", "n", "interval", "how_to_read")
     figures = [
         {"section": section.title, **{key: getattr(shown.figure, key) for key in listed}}
@@ -117,9 +170,5 @@ def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any
     }
 
 
-def log(logger: Any, figure: Figure, folder: Path) -> None:
-    """The picture and the values, as the page has them."""
-    image = folder / f"{figure.name}.png"
-    if image.is_file():
-        logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
-    logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
+if __name__ == "__main__":
+    print(how_to_read(sys.argv[1:] or [GENERAL]), end="")

@@ -1,14 +1,17 @@
-"""Evaluations as figures read them: one method on one dataset at one temperature, and what its
-config says of it."""
+"""Evaluations as figures read them: one method on one dataset at one temperature, what its config
+says of it, and which evaluations one table may hold."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
+from decoding.models.machine import in_words
 from decoding.trace import Trace
+from evaluation.page import simulated
 from evaluation.table import (
     ALL,
     BASELINE,
@@ -21,13 +24,15 @@ from evaluation.table import (
     shown_as,
 )
 from evaluation.timeline import TABLES, Devices, modelled_seconds
-from reports.artifacts import Evaluation, Json
-from reports.figure import Missing
+from reports.artifacts import Artifacts, Evaluation, Json, grouped
+from reports.figure import Builder, Figure, Missing, Record, estimated
+from reports.harvest_data import models
 from runtime.intervals import Estimate
 
 PARTS = ("engine", "structure", "verifier", "stop")
 CALLS, LENGTH, ROLLBACK = "tokens/target call", "accepted length M", "rollback RB"
 BEST_FIXED = "fixed"  # its length is the best that was tried, which evaluations need not share
+SIMULATED = "simulated draft, measured times say nothing of speed"
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,49 @@ class Method:
     settings: Mapping[str, Any]
 
     def without(self, key: str) -> str:
-        """All of it but one setting, to tell whether methods differ in that one alone."""
-        parts = [getattr(self, part) for part in PARTS]
-        return json.dumps(
-            [parts, {name: v for name, v in sorted(self.settings.items()) if name != key}],
-            default=str,
-        )
+        """Return all of it but one setting, to tell whether methods differ in that one alone."""
+        settings = sorted((name, value) for name, value in self.settings.items() if name != key)
+        return json.dumps([[getattr(self, part) for part in PARTS], settings], default=str)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it is SpecBranch's engine."""
+        return self.engine == "OverlappedEngine" and not self.settings.get("engine.pre_verify")
+
+    @property
+    def pearl(self) -> bool:
+        return self.engine == "OverlappedEngine" and not self.branches
+
+    @property
+    def chain(self) -> bool:
+        """Whether a serial engine drafts a chain and verifies it token by token."""
+        parts = (self.engine, self.structure, self.verifier)
+        return parts == ("SerialEngine", "Chain", "TokenVerifier")
+
+
+Wanted = Callable[[Method], bool]
+
+
+def method(evaluation: Evaluation, name: str) -> Method:
+    """Return a method as it was decoded. name: as in its metrics."""
+    parts = {part: evaluation.settings(name).get(part, {}) for part in PARTS}
+    classes = {part: parts[part].get("_target_", "").rpartition(".")[2] for part in PARTS}
+    # What the engine was given is the method's other parts once more.
+    parts["engine"] = {
+        key: value for key, value in parts["engine"].items() if key not in (*PARTS, "warp")
+    }
+    return Method(**classes, settings=dict(_settings(parts)))
+
+
+def _settings(config: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values; of what is nested its class name, too."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            if prefix and (target := value.get("_target_", "").rpartition(".")[2]):
+                yield f"{prefix}{key}", target
+            yield from _settings(value, f"{prefix}{key}.")
+        elif not key.startswith("_"):
+            yield f"{prefix}{key}", value
 
 
 @dataclass(frozen=True)
@@ -66,11 +108,28 @@ class Run:
     rows: pd.DataFrame = field(repr=False, compare=False)
     plain: pd.DataFrame = field(repr=False, compare=False)
 
+    @property
+    def label(self) -> str:
+        return self.name.replace("_", " ")
+
+    @property
+    def labels(self) -> Record:
+        """The first columns of its row in a figure."""
+        return {"T": self.temperature, "dataset": self.dataset, "method": self.label}
+
     def estimate(self, name: str) -> Estimate:
         """Return a figure of the table of measurements: a key of `RATIOS`, or `SPEEDUP`."""
         if name == SPEEDUP:
             return self._speed(self.rows, self.plain, "seconds")
         return ratio(self.rows, *RATIOS[name])
+
+    def columns(self, *names: str) -> Record:
+        """Return the cells of several figures, each with its interval."""
+        return {
+            column: cell
+            for name in names
+            for column, cell in estimated(name, self.estimate(name)).items()
+        }
 
     def modelled_speedup(self, c: float) -> Estimate:
         """Return the speed over plain decoding, a target forward priced at c draft forwards."""
@@ -87,74 +146,36 @@ class Run:
         mine, other = (prompts(rows, "emitted", seconds) for rows in (ours, plain))
         return over(mine, other, "emitted", seconds)
 
-    @property
-    def label(self) -> str:
-        return self.name.replace("_", " ")
 
-    @property
-    def prompts(self) -> set[tuple[str, str]]:
-        return {(trace.dataset, trace.prompt_id) for trace in self.traces}
-
-
-def branches(how: Method) -> bool:
-    """SpecBranch's engine."""
-    return how.engine == "OverlappedEngine" and not how.settings.get("engine.pre_verify")
-
-
-def pearl(how: Method) -> bool:
-    return how.engine == "OverlappedEngine" and not branches(how)
-
-
-def method(evaluation: Evaluation, name: str) -> Method:
-    """name: as in its metrics."""
-    config = evaluation.settings(name)
-    parts = {part: config.get(part, {}).get("_target_", "").rpartition(".")[2] for part in PARTS}
-    settings = {
-        key: value for part in PARTS for key, value in _settings(config.get(part, {}), part)
-    }
-    for key in [
-        key
-        for key in settings
-        if key.split(".")[:2] in (["engine", part] for part in (*PARTS, "warp"))
-    ]:
-        del settings[key]  # what the engine was given: the method's own parts once more
-    return Method(**parts, settings=settings)
-
-
-def runs(
-    evaluations: Sequence[Evaluation], wanted: Callable[[Method], bool] = lambda method: True
-) -> list[Run]:
-    """Of the methods wanted, by temperature, in the order of the evaluations. Where two evaluations
-    have the same method, dataset and temperature, the larger one."""
+def runs(evaluations: Sequence[Evaluation], wanted: Wanted = lambda method: True) -> list[Run]:
+    """Return those of the methods wanted, by temperature, in the order of the evaluations. Where
+    two evaluations have the same method, dataset and temperature, the larger one counts."""
     found: dict[tuple[float, str, str], Run] = {}
     for evaluation in evaluations:
         for dataset in evaluation.datasets:
             rows = evaluation.measurements
             rows = rows[rows["dataset"] == dataset]
-            for name, traces in evaluation.traces.items():
+            for name, every in evaluation.traces.items():
                 how = method(evaluation, name)
                 if not wanted(how):
                     continue
-                ours, plain = (
-                    [trace for trace in every if trace.dataset == dataset]
-                    for every in (traces, evaluation.traces.get(BASELINE, ()))
+                traces, plain = (
+                    [trace for trace in decoded if trace.dataset == dataset]
+                    for decoded in (every, evaluation.traces.get(BASELINE, ()))
                 )
-                called = shown_as(dataset)
                 run = Run(
-                    *(name, how, called, evaluation.temperature, ours, plain, evaluation),
+                    *(name, how, shown_as(dataset), evaluation.temperature),
+                    *(traces, plain, evaluation),
                     *(rows[rows["policy"] == policy] for policy in (name, BASELINE)),
                 )
-                key = (run.temperature, called, name)
-                if key not in found or len(run.traces) > len(found[key].traces):
+                key = (run.temperature, run.dataset, name)
+                if key not in found or len(traces) > len(found[key].traces):
                     found[key] = run
     return sorted(found.values(), key=lambda run: run.temperature)
 
 
 def pooled(found: Sequence[Run]) -> list[Run]:
-    """Datasets of a method at a temperature together."""
-    groups: dict[tuple[float, str], list[Run]] = {}
-    for run in found:
-        groups.setdefault((run.temperature, run.name), []).append(run)
+    """Return the datasets of a method at a temperature together."""
     return [
         replace(
             group[0],
@@ -164,20 +185,19 @@ def pooled(found: Sequence[Run]) -> list[Run]:
             rows=pd.concat([run.rows for run in group]),
             plain=pd.concat([run.plain for run in group]),
         )
-        for group in groups.values()
+        for group in grouped(found, lambda run: (run.temperature, run.name))
     ]
 
 
 def with_all(found: Sequence[Run]) -> list[Run]:
-    """And all datasets together, where there are several."""
+    """Return the runs, and all datasets together where there are several."""
     return [*found, *(run for run in pooled(found) if run.dataset == ALL)]
 
 
 def with_method(
-    evaluations: Sequence[Evaluation], wanted: Callable[[Method], bool], missing: str
+    evaluations: Sequence[Evaluation], wanted: Wanted, missing: str
 ) -> list[Evaluation]:
-    """Those with a method that is wanted. Raises Missing where there is none. missing: what it
-    says."""
+    """Return those with a method that is wanted. Raises Missing(missing) where there is none."""
     found = [
         evaluation
         for evaluation in evaluations
@@ -188,23 +208,16 @@ def with_method(
     return found
 
 
-def sweeps(
-    evaluations: Sequence[Evaluation], wanted: Callable[[Method], bool], key: str
-) -> list[Run]:
-    """Runs of methods that differ from another one of their evaluation in the setting `key`
-    alone."""
+def sweeps(evaluations: Sequence[Evaluation], wanted: Wanted, key: str) -> list[Run]:
+    """Return the runs of methods that differ from another one of their evaluation in the setting
+    `key` alone."""
     found = []
     for evaluation in evaluations:
         candidates = [run for run in runs([evaluation], wanted) if key in run.method.settings]
-        kinds = [run.method.without(key) for run in candidates]
-        values = {
-            (kind, run.method.settings[key]) for kind, run in zip(kinds, candidates, strict=True)
-        }
-        found += [
-            run
-            for kind, run in zip(kinds, candidates, strict=True)
-            if sum(other == kind for other, _ in values) > 1
-        ]
+        values: dict[str, set[Any]] = {}
+        for run in candidates:
+            values.setdefault(run.method.without(key), set()).add(run.method.settings[key])
+        found += [run for run in candidates if len(values[run.method.without(key)]) > 1]
     return found
 
 
@@ -218,20 +231,61 @@ def ratios_of(found: Sequence[Run]) -> list[float]:
 
 
 def extent(found: Sequence[Run]) -> str:
-    """How much a figure rests on."""
-    prompts = {prompt for run in found for prompt in run.prompts}
-    rounds = sum(len(trace.rounds) for run in found for trace in run.traces)
-    return f"{len(prompts)} prompts, {rounds} rounds"
+    """Return how much a figure rests on."""
+    rows = pd.concat([run.rows for run in found])
+    return f"{rows.groupby(['dataset', 'prompt']).ngroups} prompts, {rows['rounds'].sum()} rounds"
 
 
-def _settings(config: Json, prefix: str) -> list[tuple[str, Any]]:
-    """Dotted keys and values, without the classes' names."""
-    found: list[tuple[str, Any]] = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            target = value.get("_target_", "").rpartition(".")[2]
-            found += [(f"{prefix}.{key}", target)] if target else []
-            found += _settings(value, f"{prefix}.{key}")
-        elif not key.startswith("_"):
-            found.append((f"{prefix}.{key}", value))
-    return found
+# Which evaluations one table may hold -------------------------------------------------------------
+
+
+def each_setting(
+    build: Callable[[Sequence[Evaluation]], Figure],
+) -> Callable[[Artifacts], list[Builder]]:
+    """Return `Entry.builders` of a figure that evaluations of one setting make."""
+
+    def figure(told: str, evaluations: Sequence[Evaluation]) -> Figure:
+        made = build(evaluations)
+        return replace(made, title=f"{made.title} ({told})") if told else made
+
+    def builders(artifacts: Artifacts) -> list[Builder]:
+        return [partial(figure, *group) for group in by_setting(artifacts.evaluations)]
+
+    return builders
+
+
+def setting(evaluation: Evaluation) -> dict[str, str]:
+    """Return what two evaluations have to share for one table to hold both, in words: the pair,
+    what it ran on, and the draft's distribution beside the target's."""
+    run, config = evaluation.results["run"], evaluation.config
+    draft = (config.get("draft_warp") or config["warp"])["temperature"]
+    return {
+        "models": models(run["pair"]),
+        "pair": run["pair"]["name"],
+        "machine": (
+            f"{in_words(run['hardware'])}, {in_words(run['dtypes'])}, threads: {run['threads']}"
+        ),
+        "draft": "" if draft == evaluation.temperature else f"draft at T = {draft:g}",
+        "simulated": SIMULATED if simulated(config.get("pair", {})) else "",
+    }
+
+
+def by_setting(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
+    """Return the evaluations of each setting, with what tells it from the others, and that its
+    draft is simulated; one empty group where there are none."""
+    described = [(setting(evaluation), evaluation) for evaluation in evaluations]
+    differ = [
+        key
+        for key in ("pair", "machine", "draft")
+        if len({words[key] for words, _ in described}) > 1
+    ]
+    groups = grouped(
+        described, lambda one: tuple(one[0][key] for key in ("models", "machine", "draft"))
+    )
+    return [
+        (
+            "; ".join(group[0][0][key] for key in (*differ, "simulated") if group[0][0][key]),
+            [evaluation for _, evaluation in group],
+        )
+        for group in groups
+    ] or [("", [])]

@@ -39,7 +39,7 @@ class Report(Group):
 def main(settings: Report) -> None:
     """Folders in, a page out."""
     from evaluation import token_texts
-    from reports.find_artifacts import REPORT, gather
+    from reports.artifacts import REPORT, gather
     from reports.report import searched, write
 
     cfg = settings.composed

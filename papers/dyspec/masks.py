@@ -16,17 +16,18 @@ from decoding.sampling import Warp, without_replacement
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.mask_blocks import breadth_first, filled, heavy_path, tree_mask
 from decoding.trace import Stopwatch
-from reports.figure import Cell, Entry, Figure
+from reports.figure import Entry, Figure, Record
 
 NODES, FEWER, PREFIX, BLOCK = 768, 64, 128, 32
+FILLED = f"non-empty {BLOCK} x {BLOCK} blocks"
 SHADE = ListedColormap(["white", "peachpuff"])
 Trees = Mapping[str, Sequence[int]]
 """Name -> parent rows of rows 1, 2, ... as they were drawn."""
 
 
 def trees() -> Trees:
-    """As large as the paper's: those that DySpec grows over a peaky toy distribution, and one whose
-    parents are random."""
+    """Return trees as large as the paper's: those that DySpec grows over a peaky toy distribution,
+    and one whose parents are random."""
     random = Random(0)
     return {
         "DySpec": dyspec_parents(NODES),
@@ -46,22 +47,28 @@ def dyspec_parents(nodes: int) -> list[int]:
 
 
 def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
-    """Blocks that are not empty, in the order nodes are drawn and in others; by default of
+    """Return blocks that are not empty, in the order nodes are drawn and in others; by default of
     `trees`."""
     found = trees() if found is None else found
-    masks = {name: _masks(parents, prefix) for name, parents in found.items()}
-    rows: list[list[Cell]] = [
-        [
-            name,
-            order,
-            len(mask),
-            prefix,
-            int(filled(mask, BLOCK).sum()),
-            filled(mask, BLOCK).numel(),
-        ]
-        for name, orders in masks.items()
-        for order, mask in orders.items()
-    ]
+    masks, records = list[Tensor](), list[Record]()
+    for name, parents in found.items():
+        orders = {
+            "as drawn": range(len(parents) + 1),
+            "breadth first": breadth_first(parents),
+            "depth first": depth_first(parents),
+            "heavy path": heavy_path(parents),
+        }
+        for order, rows in orders.items():
+            mask = tree_mask(parents, rows, prefix)
+            masks.append(mask)
+            records.append(
+                {
+                    **{"tree": name, "order": order},
+                    **{"rows": len(mask), "prefix (tokens)": prefix},
+                    FILLED: int(filled(mask, BLOCK).sum()),
+                    "blocks": filled(mask, BLOCK).numel(),
+                }
+            )
     return Figure(
         name="mask-order",
         title="Attention mask of a tree before and after reordering",
@@ -69,39 +76,22 @@ def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
         kind="exact",
         n=f"{len(found)} trees of {max(map(len, found.values()))} nodes behind {prefix} tokens",
         interval="no interval: counted",
-        columns=[
-            "tree",
-            "order",
-            "rows",
-            "prefix (tokens)",
-            f"non-empty {BLOCK} x {BLOCK} blocks",
-            "blocks",
-        ],
-        rows=rows,
-        draw=partial(_draw, next(iter(masks.values())), [row[4] for row in rows]),
+        records=records,
+        draw=partial(_draw, masks=masks),
     )
 
 
-def _masks(parents: Sequence[int], prefix: int) -> dict[str, Tensor]:
-    orders = {
-        "as drawn": range(len(parents) + 1),
-        "breadth first": breadth_first(parents),
-        "depth first": depth_first(parents),
-        "heavy path": heavy_path(parents),
-    }
-    return {name: tree_mask(parents, order, prefix) for name, order in orders.items()}
-
-
-def _draw(masks: Mapping[str, Tensor], counts: Sequence[Cell], canvas: Canvas) -> None:
+def _draw(records: Sequence[Record], canvas: Canvas, masks: Sequence[Tensor]) -> None:
+    """Draw the orders of the first tree."""
     canvas.set_size_inches(8.4, 7.6)
     grid = canvas.subplots(2, 2, sharex=True, sharey=True)
-    for axes, (order, mask), count in zip(grid.flatten(), masks.items(), counts, strict=False):
+    for axes, record, mask in zip(grid.flatten(), records, masks, strict=False):
         blocks = filled(mask, BLOCK).repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         axes.imshow(blocks.numpy(), cmap=SHADE, aspect="auto", interpolation="nearest")
         y, x = mask.nonzero(as_tuple=True)
         axes.plot(x.numpy(), y.numpy(), ",", color="black")
         axes.set(xlim=(0, mask.shape[1]), ylim=(mask.shape[0], 0))
-        axes.set_title(f"{order}: {count} blocks", fontsize=10)
+        axes.set_title(f"{record['order']}: {record[FILLED]} blocks", fontsize=10)
     for axes in grid[1]:
         axes.set_xlabel("seen: prefix and tree (tokens)")
     for row in grid:

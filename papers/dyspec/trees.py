@@ -1,19 +1,16 @@
 """Trees: how far each kind gets per target call, and how their sizes change from step to step."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
-from decoding.trace import Trace
 from evaluation.table import SPEEDUP
 from reports import drawing
-from reports.artifacts import Evaluation
-from reports.figure import Cell, Entry, Figure
+from reports.artifacts import Evaluation, grouped
+from reports.figure import Entry, Figure, Record
 from reports.figures.times import ROUND_TIMES, step_times
-from reports.runs import CALLS, Method, Run, extent, runs, with_all, with_method
-from reports.settings import each_setting
-from runtime.intervals import METHOD, columns
+from reports.runs import CALLS, Method, Run, each_setting, extent, runs, with_all, with_method
+from runtime.intervals import METHOD
 
 COMPARED = ("SpecInfer", "Sequoia", "DySpecHeap", "DySpecLayers")
 NEEDS = "python scripts/evaluate.py experiment=wide_trees"
@@ -21,90 +18,81 @@ NODES, ACCEPTED = "nodes", "accepted tokens"
 
 
 def tree_table(evaluations: Sequence[Evaluation]) -> Figure:
-    """Tokens per call of every kind of tree, by dataset and temperature."""
-    each = trees(evaluations)
-    names = ["T", "dataset", "method", "nodes/round", *columns(CALLS), *columns(SPEEDUP)]
-    rows: list[list[Cell]] = [
-        [
-            *(run.temperature, run.dataset, run.label, run.estimate("drafted/round").value),
-            *(*run.estimate(CALLS), *run.estimate(SPEEDUP)),
-        ]
-        for run in with_all(each)
-    ]
+    """Return tokens per call of every kind of tree, by dataset and temperature."""
+    found = trees(evaluations)
     return Figure(
         name="tree-table",
         title="Tokens per target call: DySpec, Sequoia, SpecInfer",
         source="DySpec, tables 1 to 3",
         kind="measured",
-        n=extent(each),
+        n=extent(found),
         interval=f"{METHOD}, repeats pooled",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw_table, drawing.records(names, rows)),
+        records=[
+            {
+                **run.labels,
+                "nodes/round": run.estimate("drafted/round").value,
+                **run.columns(CALLS, SPEEDUP),
+            }
+            for run in with_all(found)
+        ],
+        draw=_draw_table,
     )
 
 
-def _draw_table(every: Sequence[drawing.Record], canvas: Canvas) -> None:
-    records = [{**record, "temperature": f"T = {record['T']:g}"} for record in every]
-    datasets, methods = (drawing.distinct(records, name) for name in ("dataset", "method"))
-    panels = drawing.panels(canvas, datasets, size=(4.4, 1.2 + 0.35 * len(methods)))
-    for dataset, axes in zip(datasets, panels, strict=True):
-        here = [record for record in records if record["dataset"] == dataset]
-        drawing.dots(axes, here, CALLS, "method", "temperature")
-    drawing.legend(canvas, panels[0])
+def _draw_table(records: Sequence[Record], canvas: Canvas) -> None:
+    shown = drawing.with_temperature(records)
+    size = (4.4, 1.2 + 0.35 * len(drawing.distinct(shown, "method")))
+    for axes, part in drawing.panels_by(canvas, shown, "dataset", size=size):
+        drawing.dots(axes, part, CALLS, "method", "temperature")
 
 
 def tree_sizes(evaluations: Sequence[Evaluation]) -> Figure:
-    """Tree size and accepted tokens over steps: at every temperature of the output whose trees
-    differ most in size."""
-    shown = _most_varied(evaluations)
-    names = ["T", "dataset", "method", "prompt", "step", NODES, ACCEPTED]
-    rows: list[list[Cell]] = [
-        [
-            *(run.temperature, run.dataset, run.label, trace.prompt_id),
-            *(step, len(found.draft_tokens), found.accepted),
-        ]
+    """Return tree size and accepted tokens over steps: at every temperature of the output whose
+    trees differ most in size."""
+    needed = f"needs a tree whose size depends on the tokens drawn: {NEEDS}"
+    found = runs(with_method(evaluations, _adaptive, needed), _adaptive)
+    outputs = [(run, trace) for run in found for trace in run.traces]
+    shown = [
+        max(alike, key=lambda output: len({len(r.draft_tokens) for r in output[1].rounds}))
+        for alike in grouped(outputs, lambda output: output[0].temperature)
+    ]
+    records: list[Record] = [
+        {
+            **run.labels,
+            **{"prompt": trace.prompt_id, "step": step},
+            **{NODES: len(round_.draft_tokens), ACCEPTED: round_.accepted},
+        }
         for run, trace in shown
-        for step, found in enumerate(trace.rounds, 1)
+        for step, round_ in enumerate(trace.rounds, 1)
     ]
     return Figure(
         name="tree-sizes",
         title="Tree size and accepted tokens over steps",
         source="DySpec, figure 5",
         kind="measured",
-        n=f"1 prompt at each of {len(shown)} temperatures, {len(rows)} rounds",
+        n=f"1 prompt at each of {len(shown)} temperatures, {len(records)} rounds",
         interval="no interval: single rounds are shown",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw_sizes, drawing.records(names, rows)),
+        records=records,
+        draw=_draw_sizes,
     )
 
 
-def _most_varied(evaluations: Sequence[Evaluation]) -> list[tuple[Run, Trace]]:
-    """One output for each temperature."""
-    needed = f"needs a tree whose size depends on the tokens drawn: {NEEDS}"
-    found = runs(with_method(evaluations, _adaptive, needed), _adaptive)
-    most: dict[float, tuple[Run, Trace]] = {}
-    for run in found:
-        for trace in run.traces:
-            best = most.setdefault(run.temperature, (run, trace))
-            if _sizes(trace) > _sizes(best[1]):
-                most[run.temperature] = (run, trace)
-    return list(most.values())
+def _adaptive(how: Method) -> bool:
+    return how.structure == "DySpecLayers"
 
 
-def _draw_sizes(records: Sequence[drawing.Record], canvas: Canvas) -> None:
+def _draw_sizes(records: Sequence[Record], canvas: Canvas) -> None:
     temperatures = drawing.distinct(records, "T")
     canvas.set_size_inches(max(6.4, 3.4 * len(temperatures)), 4.0)
     grid = canvas.subplots(2, len(temperatures), squeeze=False, sharex="col", sharey="row")
     for column, temperature in enumerate(temperatures):
-        here = [record for record in records if record["T"] == temperature]
-        steps = [record["step"] for record in here]
+        part = drawing.where(records, T=temperature)
+        steps = [record["step"] for record in part]
         above, below = grid[:, column]
-        above.plot(steps, [record[NODES] for record in here], color="tab:blue", marker=".")
-        above.set_title(f"T = {temperature:g}, {here[0]['method']}", fontsize=10)
+        above.plot(steps, [record[NODES] for record in part], color="tab:blue", marker=".")
+        above.set_title(f"T = {temperature:g}, {part[0]['method']}", fontsize=10)
         above.set_ylim(bottom=0)
-        below.bar(steps, [record[ACCEPTED] for record in here], color="tab:orange")
+        below.bar(steps, [record[ACCEPTED] for record in part], color="tab:orange")
         below.set_xlabel("step (target call)")
     grid[0, 0].set_ylabel("nodes of the tree")
     grid[1, 0].set_ylabel("accepted tokens")
@@ -116,17 +104,9 @@ def tree_times(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def trees(evaluations: Sequence[Evaluation]) -> list[Run]:
-    """Of evaluations with one of the paper's kinds, with all that is compared there."""
+    """Return the runs of evaluations with one of the paper's kinds, all that is compared there."""
     needed = f"needs trees decoded: {NEEDS}"
     return runs(with_method(evaluations, lambda how: how.structure in COMPARED, needed))
-
-
-def _sizes(trace: Trace) -> int:
-    return len({len(round_.draft_tokens) for round_ in trace.rounds})
-
-
-def _adaptive(how: Method) -> bool:
-    return how.structure == "DySpecLayers"
 
 
 FIGURES = (

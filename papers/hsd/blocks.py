@@ -11,10 +11,9 @@ from matplotlib.figure import Figure as Canvas
 from evaluation.table import SPEEDUP, divided, prompts
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.figure import Cell, Entry, Figure, Missing
-from reports.runs import BEST_FIXED, CALLS, Method, Run, extent, runs, with_all
-from reports.settings import each_setting
-from runtime.intervals import METHOD, Array, bootstrap, columns
+from reports.figure import Entry, Figure, Missing, Record, estimated
+from reports.runs import BEST_FIXED, CALLS, Method, Run, each_setting, extent, runs, with_all
+from runtime.intervals import METHOD, Array, bootstrap
 
 RULES = {"TokenVerifier": "token", "BlockVerifier": "block"}
 UNITS = {"gamma": "gamma, tokens of a draft", "drafts": "drafts side by side"}
@@ -23,14 +22,15 @@ Key = tuple[Path, float, str, Any]
 
 
 def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
-    """Fixed draft lengths, by gamma and temperature."""
-    found = [run for run in runs(evaluations, _one_draft) if run.traces and run.label != BEST_FIXED]
-    needed = (
-        "needs both rules at the same draft lengths: python scripts/evaluate.py"
-        " experiment=draft_lengths"
-    )
+    """Return fixed draft lengths, by gamma and temperature."""
+
+    def one_draft(how: Method) -> bool:
+        return how.structure == "Chain" and how.stop == "Fixed" and how.verifier in RULES
+
     return _figure(
-        _with_both(found, needed),
+        [run for run in runs(evaluations, one_draft) if run.label != BEST_FIXED],
+        "needs both rules at the same draft lengths: python scripts/evaluate.py"
+        " experiment=draft_lengths",
         setting="gamma",
         name="block-verification",
         title="Block against token-wise verification by draft length",
@@ -39,14 +39,15 @@ def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
-    """Whole drafts side by side, by their number."""
-    found = [run for run in runs(evaluations, _parallel) if run.traces]
-    needed = (
-        "needs several drafts under both rules: python scripts/evaluate.py"
-        " experiment=parallel_drafts"
-    )
+    """Return whole drafts side by side, by their number."""
+
+    def parallel(how: Method) -> bool:
+        return how.structure == "ParallelPaths" and how.verifier == "ParallelVerifier"
+
     return _figure(
-        _with_both(found, needed),
+        runs(evaluations, parallel),
+        "needs several drafts under both rules: python scripts/evaluate.py"
+        " experiment=parallel_drafts",
         setting="drafts",
         name="parallel-drafts",
         title="Several whole drafts, each verified token by token or as a block",
@@ -54,55 +55,48 @@ def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
     )
 
 
-def _with_both(found: Sequence[Run], needed: str) -> list[Run]:
-    """Runs of what was decoded under both rules. Raises Missing where nothing was."""
+def _figure(found: Sequence[Run], needed: str, setting: str, **words: str) -> Figure:
+    """Return the figure of what was decoded under both rules. Raises Missing where nothing was."""
     rules: dict[Key, set[str]] = {}
-    for run in found:
+    for run in (run for run in found if run.traces):
         rules.setdefault(_key(run), set()).add(_rule(run))
-    each = [run for run in found if rules[_key(run)] == {"token", "block"}]
-    if not each:
+    both = [run for run in found if rules.get(_key(run)) == {"token", "block"}]
+    if not both:
         raise Missing(needed)
-    return each
-
-
-def _figure(each: Sequence[Run], setting: str, **said: str) -> Figure:
-    every = with_all(each)
-    names = ["T", "dataset", setting, "rule", *columns(CALLS), *columns(GAIN), *columns(SPEEDUP)]
-    rows: list[list[Cell]] = [
-        [
-            *(run.temperature, run.dataset, _size(run), _rule(run)),
-            *(*run.estimate(CALLS), *_gain(run, every), *run.estimate(SPEEDUP)),
-        ]
-        for run in sorted(
-            every, key=lambda run: (run.temperature, _size(run), _rule(run) == "block")
-        )
-    ]
+    every = sorted(
+        with_all(both), key=lambda run: (run.temperature, _size(run), _rule(run) == "block")
+    )
     return Figure(
         kind="measured",
-        n=extent(each),
+        n=extent(both),
         interval=f"{METHOD}; of the gain on the same prompts for both rules",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw, drawing.records(names, rows), setting),
-        **said,
+        records=[
+            {
+                **{"T": run.temperature, "dataset": run.dataset},
+                **{setting: _size(run), "rule": _rule(run)},
+                **run.columns(CALLS),
+                **_gain(run, every),
+                **run.columns(SPEEDUP),
+            }
+            for run in every
+        ],
+        draw=partial(_draw, setting=setting),
+        **words,
     )
 
 
-def _draw(every: Sequence[drawing.Record], setting: str, canvas: Canvas) -> None:
-    records = drawing.together(every)
-    panels = drawing.panels(canvas, drawing.titles(records), 3, (3.4, 3.0))
-    for temperature, axes in zip(drawing.distinct(records, "T"), panels, strict=True):
-        here = [record for record in records if record["T"] == temperature]
-        drawing.lines(axes, here, setting, CALLS, "rule")
-        axes.set_xticks(sorted({record[setting] for record in records}))
+def _draw(records: Sequence[Record], canvas: Canvas, setting: str) -> None:
+    shown, size = drawing.together(records), (3.4, 3.0)
+    for axes, part in drawing.panels_by(canvas, shown, "T", 3, size, datasets=True):
+        drawing.lines(axes, part, setting, CALLS, "rule")
+        axes.set_xticks(sorted({record[setting] for record in shown}))
         axes.set_xlabel(UNITS[setting])
-    drawing.legend(canvas, panels[0])
 
 
-def _gain(run: Run, every: Sequence[Run]) -> Sequence[Cell]:
-    """Of block over token-wise verification; none for the latter."""
+def _gain(run: Run, every: Sequence[Run]) -> Record:
+    """Return that of block over token-wise verification; none for the latter."""
     if _rule(run) == "token":
-        return None, None, None
+        return estimated(GAIN, (None, None, None))
     other = next(other for other in every if _key(other) == _key(run) and _rule(other) == "token")
     block, token = (prompts(each.rows, "emitted", "rounds") for each in (run, other))
     both = block.index.intersection(token.index, sort=False)
@@ -113,15 +107,7 @@ def _gain(run: Run, every: Sequence[Run]) -> Sequence[Cell]:
         gain: Array = divided(sums[0], sums[1]) - divided(sums[2], sums[3])
         return gain
 
-    return bootstrap(difference, len(shared))
-
-
-def _one_draft(how: Method) -> bool:
-    return how.structure == "Chain" and how.stop == "Fixed" and how.verifier in RULES
-
-
-def _parallel(how: Method) -> bool:
-    return how.structure == "ParallelPaths" and how.verifier == "ParallelVerifier"
+    return estimated(GAIN, bootstrap(difference, len(shared)))
 
 
 def _rule(run: Run) -> str:
@@ -129,7 +115,7 @@ def _rule(run: Run) -> str:
 
 
 def _size(run: Run) -> int:
-    """Tokens of a draft, or the number of drafts."""
+    """Return the tokens of a draft, or the number of drafts."""
     settings = run.method.settings
     return int(
         settings["structure.paths"] if "structure.paths" in settings else settings["stop.gamma"]
@@ -137,7 +123,7 @@ def _size(run: Run) -> int:
 
 
 def _key(run: Run) -> Key:
-    """What both rules have to share to be compared: the prompts, too."""
+    """Return what both rules have to share to be compared: the prompts, too."""
     return run.evaluation.folder, run.temperature, run.dataset, _size(run)
 
 

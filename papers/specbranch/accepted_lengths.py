@@ -1,87 +1,32 @@
-"""How many draft tokens of a round are accepted, and the truncated geometric distribution fitted to
-it.
+"""How many draft tokens of a round are accepted: the truncated geometric distribution fitted to it,
+and the draft length that would have been right.
 
 The distribution has one acceptance a: a round of g draft tokens accepts k of them with probability
 (1 - a) a^k for k < g and a^g for k = g. A round accepted to its end says no more than tau >= g, so
 the likelihood is greatest at a = accepted / (accepted + rejected)."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
 from decoding.trace import Trace
-from evaluation.table import ratio
+from evaluation.table import prompts, ratio
+from papers.specbranch.engine import COMMAND, NEEDS, specbranch
 from reports import drawing
-from reports.artifacts import Evaluation
-from reports.figure import Cell, Entry, Figure, Missing
-from reports.runs import Method, Run, extent, runs
-from reports.settings import each_setting
-from runtime.intervals import METHOD, Estimate, columns
+from reports.artifacts import Evaluation, grouped
+from reports.figure import Entry, Figure, Missing, Record, estimated
+from reports.runs import Run, each_setting, extent, runs
+from runtime.intervals import METHOD, Estimate
 
-COMMAND = "python scripts/evaluate.py experiment=draft_lengths"
 SHARE = "share of rounds"
-
-
 Round = tuple[int, int]
 """Draft tokens, and those accepted."""
 
 
-def accepted_lengths(evaluations: Sequence[Evaluation]) -> Figure:
-    """Histogram and fit of the longest fixed draft length, by dataset and temperature."""
-    found = longest([run for run in runs(evaluations, _fixed) if drafted_rounds(run.traces)])
-    if not found:
-        raise Missing(f"needs an evaluation with a fixed draft length: {COMMAND}")
-    names = ["dataset", "T", "method", "accepted tokens", *columns(SHARE), "fitted"]
-    rows = [row for run in found for row in _histogram(run)]
-    return Figure(
-        name="accepted-lengths",
-        title="Accepted length of a round, and the truncated geometric distribution",
-        source="SpecBranch, figures 1b, 12 and 13",
-        kind="measured",
-        n=extent(found),
-        interval=f"{METHOD} on the bars; black: fitted by maximum likelihood",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw, drawing.records(names, rows)),
-    )
-
-
-def _draw(every: Sequence[drawing.Record], canvas: Canvas) -> None:
-    records = [{**record, "temperature": f"T = {record['T']:g}"} for record in every]
-    datasets = drawing.distinct(records, "dataset")
-    panels = drawing.panels(canvas, datasets)
-    for dataset, axes in zip(datasets, panels, strict=True):
-        here = [record for record in records if record["dataset"] == dataset]
-        places = drawing.bars(axes, here, "accepted tokens", SHARE, "temperature")
-        at, fits = [x for x, _ in places], [record["fitted"] for _, record in places]
-        dashes: dict[str, Any] = {"marker": "_", "s": 60, "color": "black", "zorder": 3}
-        axes.scatter(at, fits, label="fitted distribution", **dashes)
-        axes.set_xlabel("accepted draft tokens per round")
-    drawing.legend(canvas, panels[0])
-
-
-def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
-    """The fit of every method that drafts a chain."""
-    found = [run for run in runs(evaluations, _chain) if drafted_rounds(run.traces)]
-    if not found:
-        raise Missing(f"needs an evaluation with a method that drafts a chain: {COMMAND}")
-    names = ["T", "dataset", "method", "rounds", "mean accepted", *columns("a"), "total variation"]
-    return Figure(
-        name="length-fits",
-        title="Acceptance fitted to accepted lengths, by method and dataset",
-        source="SpecBranch, figures 12 and 13",
-        kind="modelled",
-        n=extent(found),
-        interval=METHOD,
-        columns=names,
-        rows=[_fit_row(run) for run in found],
-    )
-
-
 def drafted_rounds(traces: Sequence[Trace]) -> list[Round]:
-    """Those with a draft."""
+    """Return those with a draft."""
     return [
         (len(r.draft_tokens), r.accepted)
         for trace in traces
@@ -98,13 +43,13 @@ def acceptance(run: Run) -> Estimate:
 
 
 def observed(rounds: Sequence[Round]) -> list[float]:
-    """Share of rounds by accepted tokens, from 0 to the longest draft."""
+    """Return the share of rounds by accepted tokens, from 0 to the longest draft."""
     accepted = [k for _, k in rounds]
     return [accepted.count(k) / len(rounds) for k in range(max(g for g, _ in rounds) + 1)]
 
 
 def fitted(rounds: Sequence[Round], a: float) -> list[float]:
-    """The same of the truncated geometric distribution, each round at its own length."""
+    """Return the same of the truncated geometric distribution, each round at its own length."""
     lengths = [g for g, _ in rounds]
     distribution = [
         a**k * (lengths.count(k) + (1 - a) * sum(g > k for g in lengths)) / len(rounds)
@@ -117,58 +62,169 @@ def total_variation(rounds: Sequence[Round], a: float) -> float:
     return sum(abs(p - q) for p, q in zip(observed(rounds), fitted(rounds, a), strict=True)) / 2
 
 
-def longest(found: Sequence[Run]) -> list[Run]:
-    """Of each dataset and temperature the run with the longest drafts."""
-    best: dict[tuple[float, str], Run] = {}
-    for run in found:
-        key = (run.temperature, run.dataset)
-        if key not in best or _gamma(run) > _gamma(best[key]):
-            best[key] = run
-    return list(best.values())
-
-
-def _gamma(run: Run) -> int:
-    return max(g for g, _ in drafted_rounds(run.traces))
-
-
-def _histogram(run: Run) -> list[list[Cell]]:
-    rounds, a = drafted_rounds(run.traces), acceptance(run).value
-    return [
-        [run.dataset, run.temperature, run.label, k, *_share(run, k), fit]
-        for k, fit in enumerate(fitted(rounds, a))
-    ]
-
-
-def _share(run: Run, k: int) -> Estimate:
-    lengths = [[accepted for _, accepted in drafted_rounds([trace])] for trace in run.traces]
-    at_k, rounds = [each.count(k) for each in lengths], [*map(len, lengths)]
-    return ratio(run.rows.assign(at_k=at_k, drafts=rounds), "at_k", "drafts")
-
-
-def _fit_row(run: Run) -> list[Cell]:
-    rounds, a = drafted_rounds(run.traces), acceptance(run)
-    mean = sum(accepted for _, accepted in rounds) / len(rounds)
-    return [
-        run.temperature,
-        run.dataset,
-        run.label,
-        len(rounds),
-        mean,
-        *a,
-        total_variation(rounds, a.value),
-    ]
-
-
-def _chain(method: Method) -> bool:
-    return (method.engine, method.structure, method.verifier) == (
-        "SerialEngine",
-        "Chain",
-        "TokenVerifier",
+def accepted_lengths(evaluations: Sequence[Evaluation]) -> Figure:
+    """Return histogram and fit of the longest fixed draft length, by dataset and temperature."""
+    fixed = runs(evaluations, lambda how: how.chain and how.stop == "Fixed")
+    found = longest([run for run in fixed if drafted_rounds(run.traces)])
+    if not found:
+        raise Missing(f"needs an evaluation with a fixed draft length: {COMMAND}draft_lengths")
+    return Figure(
+        name="accepted-lengths",
+        title="Accepted length of a round, and the truncated geometric distribution",
+        source="SpecBranch, figures 1b, 12 and 13",
+        kind="measured",
+        n=extent(found),
+        interval=f"{METHOD} on the bars; black: fitted by maximum likelihood",
+        records=[record for run in found for record in _histogram(run)],
+        draw=_draw_histogram,
     )
 
 
-def _fixed(method: Method) -> bool:
-    return _chain(method) and method.stop == "Fixed"
+def longest(found: Sequence[Run]) -> list[Run]:
+    """Return of each dataset and temperature the run with the longest drafts."""
+    alike = grouped(found, lambda run: (run.temperature, run.dataset))
+    return [max(each, key=lambda run: max(drafted_rounds(run.traces))[0]) for each in alike]
+
+
+def _histogram(run: Run) -> list[Record]:
+    lengths = [[accepted for _, accepted in drafted_rounds([trace])] for trace in run.traces]
+    rows = run.rows.assign(drafts=[*map(len, lengths)])
+    fit = fitted(drafted_rounds(run.traces), acceptance(run).value)
+    return [
+        {
+            **{"dataset": run.dataset, "T": run.temperature, "method": run.label},
+            "accepted tokens": k,
+            **estimated(
+                SHARE,
+                ratio(rows.assign(at_k=[each.count(k) for each in lengths]), "at_k", "drafts"),
+            ),
+            "fitted": share,
+        }
+        for k, share in enumerate(fit)
+    ]
+
+
+def _draw_histogram(records: Sequence[Record], canvas: Canvas) -> None:
+    shown = drawing.with_temperature(records)
+    for axes, part in drawing.panels_by(canvas, shown, "dataset"):
+        places = drawing.bars(axes, part, "accepted tokens", SHARE, "temperature")
+        axes.scatter(
+            [x for x, _ in places],
+            [record["fitted"] for _, record in places],
+            label="fitted distribution",
+            marker="_",
+            s=60,
+            color="black",
+            zorder=3,
+        )
+        axes.set_xlabel("accepted draft tokens per round")
+
+
+def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
+    """Return the fit of every method that drafts a chain."""
+    found = [run for run in runs(evaluations, lambda how: how.chain) if drafted_rounds(run.traces)]
+    if not found:
+        raise Missing(
+            f"needs an evaluation with a method that drafts a chain: {COMMAND}draft_lengths"
+        )
+    records = []
+    for run in found:
+        rounds, a = drafted_rounds(run.traces), acceptance(run)
+        records.append(
+            {
+                **run.labels,
+                "rounds": len(rounds),
+                "mean accepted": sum(accepted for _, accepted in rounds) / len(rounds),
+                **estimated("a", a),
+                "total variation": total_variation(rounds, a.value),
+            }
+        )
+    return Figure(
+        name="length-fits",
+        title="Acceptance fitted to accepted lengths, by method and dataset",
+        source="SpecBranch, figures 12 and 13",
+        kind="modelled",
+        n=extent(found),
+        records=records,
+    )
+
+
+# The length chosen --------------------------------------------------------------------------------
+
+
+def optimal_lengths(evaluations: Sequence[Evaluation]) -> Figure:
+    """Return the length chosen and the one that would have been right, over the rounds of one
+    prompt, by method."""
+    choosing = [
+        run for run in specbranch(evaluations) if run.method.stop not in ("", "Fixed", "Never")
+    ]
+    shown = _same_prompt(choosing)
+    if not shown:
+        raise Missing(NEEDS)
+    records: list[Record] = [
+        {
+            **{"method": run.label, "round": number},
+            **{"chosen length": chosen, "accepted": accepted},
+            "right length": f"{accepted}" if accepted < chosen else f"{chosen} or more",
+        }
+        for run, trace in shown
+        for number, (chosen, accepted) in enumerate(choices(trace), 1)
+    ]
+    if not records:
+        raise Missing(f"needs requests with rounds: {COMMAND}specbranch")
+    run, trace = shown[0]
+    prompt = f"1 prompt of {run.dataset} ({trace.prompt_id}), T = {run.temperature:g}"
+    return Figure(
+        name="optimal-lengths",
+        title="Right and chosen draft length over rounds",
+        source="SpecBranch, figure 10",
+        kind="measured",
+        n=f"{prompt}, {len(records)} rounds",
+        interval="no interval: single rounds are shown",
+        records=records,
+        draw=_draw_choices,
+    )
+
+
+def choices(trace: Trace) -> list[Round]:
+    """Return the length chosen in each round, and how much of it was accepted; candidates at its
+    end are none of it."""
+    lengths = [r.overlap.pending if r.overlap else len(r.draft_tokens) for r in trace.rounds]
+    return [
+        (length, min(length, r.accepted)) for length, r in zip(lengths, trace.rounds, strict=True)
+    ]
+
+
+def _same_prompt(found: Sequence[Run]) -> list[tuple[Run, Trace]]:
+    """Return at the lowest temperature the median prompt by accepted draft tokens, as every method
+    decoded it first."""
+    coldest = [run for run in found if run.temperature == found[0].temperature]
+    if not any(run.traces for run in coldest):
+        return []
+    accepted = prompts(pd.concat([run.rows for run in coldest]), "accepted")["accepted"]
+    median = accepted.sort_values(kind="stable").index[len(accepted) // 2]
+    first: dict[str, tuple[Run, Trace]] = {}
+    for run in coldest:
+        for trace in run.traces:
+            if (trace.dataset, trace.prompt_id) == median:
+                first.setdefault(run.name, (run, trace))
+    return list(first.values())
+
+
+def _draw_choices(records: Sequence[Record], canvas: Canvas) -> None:
+    for axes, part in drawing.panels_by(canvas, records, "method", size=(4.4, 2.4)):
+        rounds, chosen = ([r[name] for r in part] for name in ("round", "chosen length"))
+        axes.step(rounds, chosen, where="mid", color="grey", label="chosen")
+        for label, ended, face in (("right", True, "tab:blue"), ("right, or more", False, "none")):
+            points = [r for r in part if (r["accepted"] < r["chosen length"]) == ended]
+            marks = [r["round"] for r in points], [r["accepted"] for r in points]
+            axes.scatter(
+                *marks, s=16, facecolors=face, edgecolors="tab:blue", label=label, zorder=3
+            )
+        axes.set_xlabel("round (target call)")
+        axes.set_ylabel("draft tokens")
+        axes.set_ylim(-0.5, max(1, *chosen) + 0.5)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 FIGURES = (
@@ -184,5 +240,12 @@ FIGURES = (
         "a: acceptance per token tested. Total variation: share of rounds to be moved for histogram"
         " and fitted distribution to agree; 0 is a perfect fit.",
         each_setting(length_fits),
+    ),
+    Entry(
+        "Right and chosen draft length over rounds",
+        "Filled: a token was rejected, so this many would have been right. Hollow: all were"
+        " accepted, so as many or more. The line is what the method chose; filled marks below it"
+        " are tokens drafted in vain.",
+        each_setting(optimal_lengths),
     ),
 )

@@ -8,22 +8,19 @@ root's alone), NVML of the GPUs, with the package nvidia-ml-py. scripts/report.p
 figure."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from evaluation.table import compare, ratio
-from reports.artifacts import Artifacts, Evaluation
-from reports.drawing import Record, bars, legend, panels, records
-from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
+from reports.artifacts import Evaluation
+from reports.drawing import bars, legend, panels
+from reports.figure import Entry, Figure, Missing, Record, each, estimated
 from runtime.cli import program
 from runtime.errors import UserError
-from runtime.intervals import METHOD
-from runtime.intervals import columns as estimate_columns
 from scripts import evaluate
 
 RAPL = Path("/sys/class/powercap")
@@ -157,52 +154,42 @@ def main(settings: evaluate.Evaluate) -> None:
 def energy(evaluation: Evaluation) -> Figure:
     """Return joules per token of every method and dataset, prefill included, and their share of
     plain decoding's."""
-    counted = [trace.joules is not None for each in evaluation.traces.values() for trace in each]
-    if not all(counted):
+    table = evaluation.measurements
+    if uncounted := int(table["joules"].isna().sum()):
         raise Missing(
-            f"needs energy: {counted.count(False)} of {len(counted)} requests of"
-            f" {evaluation.folder} were decoded without a counter: {COMMAND}"
+            f"needs energy: {uncounted} of {len(table)} requests of {evaluation.folder} were"
+            f" decoded without a counter: {COMMAND}"
         )
-    values = (JOULES, "of plain decoding")
-    names = (name for value in values for name in estimate_columns(value))
-    columns = ["prompts of", "method", *names, "power (W)"]
-    rows = [
-        row
-        for dataset in evaluation.datasets
-        for row in _rows(dataset, evaluation.measurements.query("dataset == @dataset"))
-    ]
-    requests = max(len(each) for each in evaluation.traces.values())
+    records = []
+    for dataset in evaluation.datasets:
+        part = table[table["dataset"] == dataset]
+        shares = compare(part, above="joules", below="emitted")
+        for name, rows in part.groupby("policy", sort=False):
+            records.append(
+                {
+                    **{"prompts of": dataset, "method": str(name)},
+                    **estimated(JOULES, ratio(rows, "joules", "emitted")),
+                    **estimated("of plain decoding", shares[str(name)]),
+                    "power (W)": ratio(rows, "joules", "seconds").value,
+                }
+            )
     return Figure(
         name=f"energy-{evaluation.folder.name}",
         title=f"Energy per token: {evaluation.folder.name}",
         source="SpecBranch, tables 10 and 11",
         kind="measured",
-        n=f"{requests} requests a method",
-        interval=METHOD,
-        columns=columns,
-        rows=rows,
-        draw=partial(_draw, records(columns, rows)),
+        n=f"{max(map(len, evaluation.traces.values()))} requests a method",
+        records=records,
+        draw=_draw,
     )
 
 
-def _rows(dataset: str, measurements: pd.DataFrame) -> Iterator[list[Cell]]:
-    shares = compare(measurements, above="joules", below="emitted")
-    for name, rows in measurements.groupby("policy", sort=False):
-        each, power = (ratio(rows, "joules", below) for below in ("emitted", "seconds"))
-        yield [dataset, str(name), *each, *shares[str(name)], power.value]
-
-
-def _draw(rows: Sequence[Record], canvas: Canvas) -> None:
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
     axes = panels(canvas, [""])[0]
-    bars(axes, rows, "prompts of", JOULES, "method")
+    bars(axes, records, "prompts of", JOULES, "method")
     axes.set_xlabel("prompts of")
     axes.set_ylim(bottom=0)
     legend(canvas, axes)
-
-
-def _builders(artifacts: Artifacts) -> list[Builder]:
-    needs = f"needs an evaluation: {COMMAND}"
-    return [partial(energy, one) for one in artifacts.evaluations] or [partial(lacking, needs)]
 
 
 FIGURES = (
@@ -210,7 +197,7 @@ FIGURES = (
         "Energy per token",
         "Counted around each request, whatever else runs there. Fewer joules than plain decoding"
         " where the share is below 1.",
-        _builders,
+        lambda artifacts: each(artifacts.evaluations, energy, f"needs an evaluation: {COMMAND}"),
     ),
 )
 

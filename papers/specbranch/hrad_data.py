@@ -3,7 +3,7 @@ older features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,16 +13,9 @@ from predictors.base import Predictor, Records, load_predictor
 from predictors.calibration import balanced
 from predictors.hrad import HRAD, class_chances, class_of_length, next_round
 from predictors.training.trainer import logits_in_chunks
-from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import (
-    held_out,
-    held_out_records,
-    on_harvests,
-    one_of_each,
-    training_data,
-)
+from reports.artifacts import Artifacts, Checkpoint, grouped
 from reports.figure import Missing
-from reports.harvest_data import of_each
+from reports.harvest_data import held_out, of_each, on_harvests, one_of_each
 from runtime.errors import TooFewRows
 
 POSITIONS = (0, 1, 2, 3, 4, 6, 8)
@@ -82,63 +75,63 @@ class Aged:
 
 
 def of_hrad(artifacts: Artifacts) -> list[Checkpoint]:
-    """Those that predict classes, one of each; those trained on older states by themselves."""
-    every = classifiers(artifacts.checkpoints)
-    ages = sorted({_age(one) for one in every})
-    return [
-        one for age in ages for one in one_of_each([other for other in every if _age(other) == age])
-    ]
+    """Return those that predict classes, one of each; those trained on older states by
+    themselves."""
+    by_age = grouped(sorted(classifiers(artifacts), key=_age), _age)
+    return [one for alike in by_age for one in one_of_each(alike)]
+
+
+def classifiers(artifacts: Artifacts) -> list[Checkpoint]:
+    """Return those that predict classes."""
+    return [one for one in artifacts.checkpoints if _is_hrad(one, lengths=False)]
+
+
+def _is_hrad(checkpoint: Checkpoint, lengths: bool) -> bool:
+    """Return whether it is a head of lengths, or of classes."""
+    config = checkpoint.config
+    of_lengths = config["settings"].get("predicts") == "lengths"
+    return config["predictor"] == HRAD.name and of_lengths == lengths
 
 
 def _age(checkpoint: Checkpoint) -> int:
     return int(checkpoint.config["settings"].get("age", 0))
 
 
-def classifiers(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those that predict classes."""
-    return [
-        one for one in checkpoints if one.config["predictor"] == HRAD.name and not _of_lengths(one)
-    ]
-
-
 def counterpart(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one that predicts lengths and differs in nothing else."""
-    settings = checkpoint.config["settings"]
-    return next(
-        (
-            other
-            for other in checkpoints
-            if other.config["predictor"] == HRAD.name
-            and _of_lengths(other)
-            and training_data(other) == training_data(checkpoint)
-            and {**settings, "predicts": ""} == {**other.config["settings"], "predicts": ""}
-        ),
-        None,
-    )
+    """Return the one that predicts lengths and differs in nothing else."""
+
+    def rest(one: Checkpoint) -> tuple[str, dict[str, Any]]:
+        return one.training_data, {**one.config["settings"], "predicts": ""}
+
+    lengths = (one for one in checkpoints if _is_hrad(one, lengths=True))
+    return next((one for one in lengths if rest(one) == rest(checkpoint)), None)
 
 
-def _of_lengths(checkpoint: Checkpoint) -> bool:
-    return bool(checkpoint.config["settings"].get("predicts") == "lengths")
-
-
-def activations(
-    checkpoint: Checkpoint, lengths: Checkpoint | None, harvests: Sequence[Harvest]
-) -> Activations:
-    """Of `POINTS` rounds of the test split of the harvest trained on: what the heads read, and what
-    the last hidden layer of each makes of it. Raises Missing where the harvest is not there, stored
-    no states, or has no such rounds."""
-    predictor, fitting = on_harvests(checkpoint, harvests)
+def activations(checkpoint: Checkpoint, artifacts: Artifacts) -> Activations:
+    """Return of `POINTS` rounds of the test split of the harvest trained on what the head and its
+    counterpart read, and what the last hidden layer of each makes of it. Raises Missing where the
+    harvest is not there, stored no states, or has no such rounds."""
+    predictor, fitting = on_harvests(checkpoint, artifacts.harvests)
     if not fitting:
         raise Missing(
             "needs an H-RAD checkpoint and the harvest it was trained on, with stored hidden"
             " states: python scripts/gen_data.py; python train.py predictor=hrad"
         )
-    heads = {CLASSES: predictor} | _lengths(lengths)
-    (samples,) = of_each(fitting[:1], lambda home: _of_several(held_out(predictor, home, home)))
+    heads: dict[str, Any] = {CLASSES: predictor.head}
+    if lengths := counterpart(checkpoint, artifacts.checkpoints):
+        heads[LENGTHS] = load_predictor(lengths.folder, key="run").head
+
+    def rounds_of_several(home: Harvest) -> Records:
+        samples = predictor.samples(held_out(predictor, home, home))
+        if len(samples["group"].unique()) < 2:
+            raise TooFewRows("data: the test split has rounds of one prompt. Harvest more prompts")
+        return samples
+
+    (samples,) = of_each(fitting[:1], rounds_of_several)
     order = torch.randperm(len(samples["group"]), generator=torch.Generator().manual_seed(0))
     x = samples["inputs"][order[:POINTS]].float()
     with torch.no_grad():
-        made = {name: _head(one).activations(x) for name, one in heads.items()}
+        made = {name: head.activations(x) for name, head in heads.items()}
     targets = predictor.targets(samples)[order[:POINTS]]
     return Activations(
         checkpoint.folder.name,
@@ -149,56 +142,34 @@ def activations(
     )
 
 
-def _of_several(samples: Records) -> Records:
-    if len(samples["group"].unique()) < 2:
-        raise TooFewRows("data: the test split has rounds of one prompt. Harvest more prompts")
-    return samples
-
-
-def _lengths(checkpoint: Checkpoint | None) -> dict[str, Predictor]:
-    return {} if checkpoint is None else {LENGTHS: load_predictor(checkpoint.folder, key="run")}
-
-
-def _head(predictor: Predictor) -> Any:
-    return predictor.head
-
-
 def heads(checkpoint: Checkpoint, lengths: Checkpoint, harvests: Sequence[Harvest]) -> list[Heads]:
-    """On every harvest they fit, of prompts as in `predicted`. Raises Missing where none has
-    samples."""
-    predictor, fitting = on_harvests(checkpoint, harvests)
-    other = load_predictor(lengths.folder, key="run")
-    return of_each(
-        fitting, lambda harvest: _heads(checkpoint, predictor, other, (harvest, fitting[0]))
-    )
+    """Return both heads on every harvest they fit, of prompts as in `predicted`. Raises Missing
+    where none has samples."""
+    classes, fitting = on_harvests(checkpoint, harvests)
+    other, gamma = load_predictor(lengths.folder, key="run"), checkpoint.config["gamma"]
 
+    def on_harvest(harvest: Harvest) -> Heads:
+        samples = classes.samples(held_out(classes, harvest, fitting[0]))
+        ours, theirs = (_calibrated(one, samples["inputs"]) for one in (classes, other))
+        even = balanced(theirs, other.calibration.log_prior).argmax(1)
+        probs = {CLASSES: ours, LENGTHS: class_chances(theirs)}
+        return Heads(
+            checkpoint=checkpoint.folder.name,
+            dataset=harvest.name,
+            gamma=gamma,
+            probs=probs,
+            decided={
+                (CLASSES, PROBABLE): ours.argmax(1),
+                (LENGTHS, PROBABLE): probs[LENGTHS].argmax(1),
+                (LENGTHS, LONE): class_of_length(theirs.argmax(1), gamma),
+                (CLASSES, EVEN): balanced(ours, classes.calibration.log_prior).argmax(1),
+                (LENGTHS, EVEN): class_of_length(even, gamma),
+            },
+            targets=classes.targets(samples),
+            group=samples["group"],
+        )
 
-def _heads(
-    checkpoint: Checkpoint,
-    classes: Predictor,
-    lengths: Predictor,
-    harvests: tuple[Harvest, Harvest],
-) -> Heads:
-    """harvests: that to look at, and that of the training."""
-    samples, gamma = held_out(classes, *harvests), checkpoint.config["gamma"]
-    ours, theirs = (_calibrated(one, samples["inputs"]) for one in (classes, lengths))
-    even = balanced(theirs, lengths.calibration.log_prior).argmax(1)
-    probs = {CLASSES: ours, LENGTHS: class_chances(theirs)}
-    return Heads(
-        checkpoint=checkpoint.folder.name,
-        dataset=harvests[0].name,
-        gamma=gamma,
-        probs=probs,
-        decided={
-            (CLASSES, PROBABLE): ours.argmax(1),
-            (LENGTHS, PROBABLE): probs[LENGTHS].argmax(1),
-            (LENGTHS, LONE): class_of_length(theirs.argmax(1), gamma),
-            (CLASSES, EVEN): balanced(ours, classes.calibration.log_prior).argmax(1),
-            (LENGTHS, EVEN): class_of_length(even, gamma),
-        },
-        targets=classes.targets(samples),
-        group=samples["group"],
-    )
+    return of_each(fitting, on_harvest)
 
 
 def _calibrated(predictor: Predictor, inputs: Tensor) -> Tensor:
@@ -209,62 +180,55 @@ def _calibrated(predictor: Predictor, inputs: Tensor) -> Tensor:
 
 
 def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list[Aged]:
-    """What an H-RAD checkpoint says of the same rounds of each harvest with one at every position,
-    from features of several ages in "positions" or "rounds"; of prompts as in `predicted`. Raises
-    Missing where none has samples."""
-    if checkpoint.config["predictor"] != HRAD.name:
-        return []
+    """Return what an H-RAD checkpoint says of the same rounds of each harvest with one at every
+    position, from features of several ages in "positions" or "rounds"; of prompts as in
+    `predicted`. Raises Missing where none has samples."""
     predictor, fitting = on_harvests(checkpoint, harvests)
-    return of_each(
-        [harvest for harvest in fitting if harvest.manifest.anchors.stride == 1],
-        lambda harvest: _aged(checkpoint, predictor, (harvest, fitting[0]), unit),
-    )
-
-
-def _aged(
-    checkpoint: Checkpoint, predictor: Any, harvests: tuple[Harvest, Harvest], unit: str
-) -> Aged:
-    """harvests: as of `_heads`."""
-    records = held_out_records(predictor, *harvests, "rounds", predictor.columns)
-    gamma = checkpoint.config["gamma"]
-    rows = positions_back(records) if unit == "positions" else rounds_back(records, gamma)
+    gamma, labelled = checkpoint.config["gamma"], cast(HRAD, predictor).labelled
     ages = POSITIONS if unit == "positions" else ROUNDS
-    rows = rows[records["known"][rows[:, 0]] >= gamma]
-    said, log_prior = _calibrated(predictor, records["inputs"]), predictor.calibration.log_prior
-    now = rows[:, 0]
-    asked = predictor.labelled({name: values[now] for name, values in records.items()})
-    probs = {age: said[rows[:, place]] for place, age in enumerate(ages)}
-    back = (records["anchor"][now][:, None] - records["anchor"][rows]).double().mean(0)
-    return Aged(
-        checkpoint=checkpoint.folder.name,
-        dataset=harvests[0].name,
-        gamma=gamma,
-        trained_age=_age(checkpoint),
-        unit=unit,
-        back=dict(zip(ages, back.tolist(), strict=True)),
-        probs=probs,
-        decided={age: balanced(found, log_prior).argmax(1) for age, found in probs.items()},
-        targets=predictor.targets(asked),
-        group=asked["group"],
-    )
+
+    def on_harvest(harvest: Harvest) -> Aged:
+        records = held_out(predictor, harvest, fitting[0], "rounds")
+        rows = positions_back(records) if unit == "positions" else rounds_back(records, gamma)
+        rows = rows[records["known"][rows[:, 0]] >= gamma]
+        said, log_prior = _calibrated(predictor, records["inputs"]), predictor.calibration.log_prior
+        now = rows[:, 0]
+        asked = labelled({name: values[now] for name, values in records.items()})
+        probs = {age: said[rows[:, place]] for place, age in enumerate(ages)}
+        back = (records["anchor"][now][:, None] - records["anchor"][rows]).double().mean(0)
+        return Aged(
+            checkpoint=checkpoint.folder.name,
+            dataset=harvest.name,
+            gamma=gamma,
+            trained_age=_age(checkpoint),
+            unit=unit,
+            back=dict(zip(ages, back.tolist(), strict=True)),
+            probs=probs,
+            decided={age: balanced(found, log_prior).argmax(1) for age, found in probs.items()},
+            targets=predictor.targets(asked),
+            group=asked["group"],
+        )
+
+    every_position = [one for one in fitting if one.manifest.anchors.stride == 1]
+    return of_each(every_position, on_harvest)
 
 
 def positions_back(records: Records) -> Tensor:
-    """[m, ages] rows of rounds at every position, and of those so many positions earlier."""
+    """Return [m, ages] rows of rounds at every position, and of those so many positions earlier."""
     now = (records["anchor"] >= max(POSITIONS)).nonzero()
     return now - torch.tensor(POSITIONS)  # rounds of a prompt lie one after the other
 
 
 def rounds_back(records: Records, gamma: int) -> Tensor:
-    """[m, ages] rows of the rounds that a decode with drafts of `gamma` tokens comes to from the
-    first position of each response on, and of those so many rounds before them."""
-    following, found = next_round(records, gamma).tolist(), list[list[int]]()
-    for first in (records["anchor"] == 0).nonzero()[:, 0].tolist():
-        walked, row = list[int](), first
+    """Return [m, ages] rows of the rounds that a decode with drafts of `gamma` tokens comes to from
+    the first position of each response on, and of those so many rounds before them."""
+    following, rows = next_round(records, gamma).tolist(), list[list[int]]()
+    for row in (records["anchor"] == 0).nonzero()[:, 0].tolist():
+        walked = list[int]()
         while row >= 0:
             walked.append(row)
             row = following[row]
-        found += [
+        rows += [
             [walked[place - age] for age in ROUNDS] for place in range(max(ROUNDS), len(walked))
         ]
-    return torch.tensor(found, dtype=torch.int64).view(-1, len(ROUNDS))
+    return torch.tensor(rows, dtype=torch.int64).view(-1, len(ROUNDS))

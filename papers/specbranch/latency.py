@@ -6,8 +6,6 @@ g: draft tokens a round; a: acceptance per token; rounds follow the truncated ge
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,47 +14,41 @@ from matplotlib.figure import Figure as Canvas
 from decoding.models.machine import in_words, other_machine
 from evaluation.table import SPEEDUP, ratio_of
 from reports.artifacts import Artifacts, Evaluation, Json
-from reports.drawing import COLOURS, DASHES, Record, reach, records
-from reports.figure import Builder, Cell, Entry, Figure, Missing, lacking
-from reports.harvest_data import Rounds, models, of_pair, rounds
-from reports.row_means import mean
-from reports.runs import Method, Run, pooled, runs
+from reports.drawing import COLOURS, DASHES, reach, where
+from reports.figure import Builder, Entry, Figure, Missing, Record, each, estimated, mean
+from reports.harvest_data import Rounds, models, rounds
+from reports.runs import pooled, runs
 from runtime.intervals import METHOD, Estimate
-from runtime.intervals import columns as estimate_columns
 
-COSTS = "needs measured costs: python scripts/tune.py"
-HARVEST = "needs a harvest: python scripts/gen_data.py anchors.stride=1 out=data/rounds"
 LATENCY = "time per token (plain decoding = 1)"
+TOKENS = "draft tokens a round"
 LONGEST = 16
 
 
 def ideal_sequential(g: int, c: float, a: float) -> float:
-    """Everything is accepted, and one more token comes from the target."""
+    """Return the time where everything is accepted, and one more token comes from the target."""
     return (g + c) / (g + 1) / c
 
 
 def sequential(g: int, c: float, a: float) -> float:
-    """Draft, then verify: (g + c) draft forwards for E[n] + 1 tokens (2211.17192)."""
+    """Return the time of drafting, then verifying: (g + c) draft forwards for E[n] + 1 tokens
+    (2211.17192)."""
     return (g + c) / (expected(g, a) + 1) / c
 
 
 def ideal_parallel(g: int, c: float, a: float) -> float:
-    """Draft while the target verifies, everything is accepted."""
+    """Return the time of drafting while the target verifies, where everything is accepted."""
     return max(g, c) / g / c
 
 
 def theorem_1(g: int, c: float, a: float) -> float:
-    """The same with rollback (2506.01979, Theorem 1): 2 max(g, c) / ((1 + a^g) E[n])."""
+    """Return the same with rollback (2506.01979, Theorem 1): 2 max(g, c) / ((1 + a^g) E[n])."""
     accepted = expected(g, a)
     return 2 * max(g, c) / ((1 + a**g) * accepted) / c if accepted else math.inf
 
 
-def _cell(time: float) -> Cell:
-    return time if math.isfinite(time) else None
-
-
 def expected(g: int, a: float) -> float:
-    """E[n] of the truncated geometric distribution, a (1 - a^g) / (1 - a)."""
+    """Return E[n] of the truncated geometric distribution, a (1 - a^g) / (1 - a)."""
     return sum(a**k for k in range(1, g + 1))
 
 
@@ -70,40 +62,45 @@ COUNTED, DECODED = "one after the other, counted", "fixed length, decoded"
 
 
 def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluation] = ()) -> Figure:
-    """Curves for the fitted acceptance, and where this pair is: rounds counted at every length,
-    priced with measured forwards, and what fixed lengths took when they were decoded on that
-    machine.
+    """Return curves for the fitted acceptance, and where this pair is: rounds counted at every
+    length, priced with measured forwards, and what fixed lengths took when they were decoded on
+    that machine.
 
     rounds: of one temperature; cost: what cost=measure wrote.
     """
     if not rounds:
-        raise Missing(HARVEST)
+        raise Missing(
+            "needs a harvest: python scripts/gen_data.py anchors.stride=1 out=data/rounds"
+        )
     a, c = acceptance(rounds), cost["seconds"]["autoregressive"] / cost["seconds"]["draft"]
-    columns = ["curve", "draft tokens a round", *estimate_columns(LATENCY)]
     lengths, temperature = range(1, LONGEST + 1), rounds[0].temperature
-    rows: list[list[Cell]] = [
-        [name, g, _cell(curve(g, c, a.value)), None, None]
+    points: list[tuple[str, int, Sequence[float | None]]] = [
+        (name, g, (time if math.isfinite(time) else None, None, None))
         for name, curve in CURVES.items()
         for g in lengths
+        for time in [curve(g, c, a.value)]
     ]
-    rows += [row for g in lengths if (row := _counted(rounds, c, g))]
-    rows += _decoded(evaluations, cost, rounds)
+    points += [(COUNTED, g, times) for g in lengths if (times := _counted(rounds, c, g))]
+    points += [(DECODED, g, times) for g, times in _decoded(evaluations, cost, temperature)]
     fitted = f"{a.value:.3f}" + (f" ({a.low:.3f}-{a.high:.3f})" if a.low is not None else "")
+    prompts = sum(len(part.group.unique()) for part in rounds)
+    count = sum(len(part.accepted) for part in rounds)
     return Figure(
         name=f"latency-T{temperature:g}",
         title=f"Time per token by draft length, a = {fitted}, c = {c:.2f}, T = {temperature:g}",
         source="SpecBranch, figure 2 and Theorem 1",
         kind="modelled",
-        n=f"{_counts(rounds)} of {cost['pair']['name']}; c on {machine(cost)}",
+        n=f"{prompts} prompts, {count:,} rounds of {cost['pair']['name']}; c on {machine(cost)}",
         interval=f"{METHOD} of a, of what is counted and of what was decoded",
-        columns=columns,
-        rows=rows,
-        draw=partial(_draw_latency, records(columns, rows)),
+        records=[
+            {"curve": curve, TOKENS: g, **estimated(LATENCY, times)} for curve, g, times in points
+        ],
+        draw=_draw,
     )
 
 
 def acceptance(rounds: Sequence[Rounds]) -> Estimate:
-    """a of the greatest likelihood, accepted / (accepted + rejected)."""
+    """Return a of the greatest likelihood, accepted / (accepted + rejected)."""
     sums = [
         [part.accepted[rows].sum().item(), (part.accepted < part.most)[rows].sum().item()]
         for part in rounds
@@ -114,59 +111,39 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
     return ratio_of(accepted, accepted + rejected)
 
 
-def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[Cell] | None:
-    """Of the rounds in which a verdict on g tokens could be given; None where there is none. A
-    shorter round tells its outcome only where it was rejected: to count it would make acceptance
-    look worse than it is."""
-    kept = [part.most >= g for part in rounds]
-    offset = max(int(part.group.max()) for part in rounds) + 1
-    accepted = torch.cat(
-        [part.accepted[rows] for part, rows in zip(rounds, kept, strict=True)]
-    ).clamp(max=g)
-    groups = [
-        part.group[rows] + offset * place
-        for place, (part, rows) in enumerate(zip(rounds, kept, strict=True))
-    ]
-    if not len(accepted):
-        return None
-    value, low, high = mean(accepted + 1, torch.cat(groups))
-    ends = [(g + c) / float(end) / c if end else None for end in (value, high, low)]
-    return [COUNTED, g, *ends]
+def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[float | None]:
+    """Return the time per token, with its ends, of the rounds in which a verdict on g tokens could
+    be given; empty where there is none. A shorter round tells its outcome only where it was
+    rejected: to count it would make acceptance look worse than it is."""
+    first, groups, accepted = 0, list[torch.Tensor](), list[torch.Tensor]()
+    for part in rounds:
+        rows = part.most >= g
+        accepted.append(part.accepted[rows])
+        groups.append(part.group[rows] + first)
+        first += int(part.group.max()) + 1
+    tokens = torch.cat(accepted).clamp(max=g) + 1
+    if not len(tokens):
+        return []
+    value, low, high = mean(LATENCY, tokens, torch.cat(groups)).values()
+    return [(g + c) / float(end) / c if end else None for end in (value, high, low)]
 
 
 def _decoded(
-    evaluations: Sequence[Evaluation], cost: Json, rounds: Sequence[Rounds]
-) -> list[list[Cell]]:
-    """Fixed lengths against plain decoding of the same evaluation, where it ran at this temperature
-    and as the costs were measured."""
-    rows: list[list[Cell]] = []
+    evaluations: Sequence[Evaluation], cost: Json, temperature: float
+) -> list[tuple[int, list[float | None]]]:
+    """Return fixed lengths and their times against plain decoding of the same evaluation, where it
+    ran at this temperature and as the costs were measured."""
+    points = []
     for evaluation in evaluations:
-        alike = evaluation.temperature == rounds[0].temperature
-        if alike and not other_machine(cost["measured_on"], evaluation.results["run"]):
-            rows += [
-                _decoded_row(run) for run in pooled(runs([evaluation], _fixed)) if run.baseline
-            ]
-    return rows
-
-
-def _fixed(how: Method) -> bool:
-    return (how.engine, how.structure, how.verifier, how.stop) == (
-        "SerialEngine",
-        "Chain",
-        "TokenVerifier",
-        "Fixed",
-    )
-
-
-def _decoded_row(run: Run) -> list[Cell]:
-    value, low, high = run.estimate(SPEEDUP)
-    ends = [None if end is None else 1 / end for end in (value, high, low)]
-    return [DECODED, int(run.method.settings["stop.gamma"]), *ends]
-
-
-def _counts(rounds: Sequence[Rounds]) -> str:
-    prompts = sum(len(part.group.unique()) for part in rounds)
-    return f"{prompts} prompts, {sum(len(part.accepted) for part in rounds):,} rounds"
+        elsewhere = other_machine(cost["measured_on"], evaluation.results["run"])
+        if evaluation.temperature != temperature or elsewhere:
+            continue
+        fixed = runs([evaluation], lambda how: how.chain and how.stop == "Fixed")
+        for run in (run for run in pooled(fixed) if run.baseline):
+            value, low, high = run.estimate(SPEEDUP)
+            times = [None if end is None else 1 / end for end in (value, high, low)]
+            points.append((int(run.method.settings["stop.gamma"]), times))
+    return points
 
 
 def machine(cost: Json) -> str:
@@ -174,53 +151,56 @@ def machine(cost: Json) -> str:
     return f"{in_words(on['hardware'])}, {in_words(on['dtypes'])}, {on['threads']} threads"
 
 
-def _draw_latency(found: Sequence[Record], canvas: Canvas) -> None:
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
     canvas.set_size_inches(7.4, 4.6)
     axes = canvas.subplots()
     axes.axhline(1, color="grey", linewidth=0.8)
-    for place, name in enumerate(CURVES):
-        part = [record for record in found if record["curve"] == name]
-        x, y = ([record[column] for record in part] for column in ("draft tokens a round", LATENCY))
-        axes.plot(x, y, DASHES[place], color=COLOURS[place], label=name)
-    for name, marker in ((COUNTED, "o"), (DECODED, "D")):
-        part = [record for record in found if record["curve"] == name]
-        if part:
-            x, y = (
-                [record[column] for record in part] for column in ("draft tokens a round", LATENCY)
+    for place, name in enumerate((*CURVES, COUNTED, DECODED)):
+        part = where(records, curve=name)
+        x, y = ([record[column] for record in part] for column in (TOKENS, LATENCY))
+        if name in CURVES:
+            axes.plot(x, y, DASHES[place], color=COLOURS[place], label=name)
+        elif part:
+            axes.errorbar(
+                x,
+                y,
+                yerr=reach(part, LATENCY),
+                fmt="o" if name == COUNTED else "D",
+                label=name,
+                color="black",
+                markerfacecolor="white",
+                capsize=3,
             )
-            style: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "capsize": 3}
-            axes.errorbar(x, y, yerr=reach(part, LATENCY), fmt=marker, label=name, **style)
-    axes.set_xlabel("draft tokens a round")
+    axes.set_xlabel(TOKENS)
     axes.set_ylabel(LATENCY)
     axes.set_ylim(0, min(axes.get_ylim()[1], 6))
     canvas.legend(loc="outside upper center", ncols=2, fontsize=8)
 
 
 def _builders(artifacts: Artifacts) -> list[Builder]:
-    """One for each file of costs and temperature of the harvests of its pair."""
-    return [one for cost in artifacts.costs for one in _of_cost(cost, artifacts)] or [
-        partial(lacking, COSTS)
-    ]
+    """Return the builder of each file of costs and temperature of the harvests of its pair."""
 
-
-def _of_cost(cost: Json, artifacts: Artifacts) -> list[Builder]:
-    harvests = of_pair(cost["pair"], artifacts.harvests)
-    decoded = [
-        one
-        for one in artifacts.evaluations
-        if models(one.results["run"]["pair"]) == models(cost["pair"])
-    ]
-
-    def build(temperature: float) -> Figure:
+    def build(cost_and_temperature: tuple[Json, float | None]) -> Figure:
+        cost, temperature = cost_and_temperature
+        pair = models(cost["pair"])
+        harvests = [one for one in artifacts.harvests if models(one.context["pair"]) == pair]
+        decoded = [
+            one for one in artifacts.evaluations if models(one.results["run"]["pair"]) == pair
+        ]
         key = ("rounds", *(harvest.folder for harvest in harvests))
-        return latency(
-            artifacts.once(key, lambda: rounds(harvests)).get(temperature, []), cost, decoded
-        )
+        found = artifacts.once(key, lambda: rounds(harvests))
+        return latency(found.get(temperature, []) if temperature is not None else [], cost, decoded)
 
-    temperatures = {harvest.warps.target.temperature for harvest in harvests}
-    return [partial(build, temperature) for temperature in sorted(temperatures, reverse=True)] or [
-        partial(latency, [], cost)
-    ]
+    wanted: list[tuple[Json, float | None]] = []
+    for cost in artifacts.costs:
+        temperatures = {
+            harvest.warps.target.temperature
+            for harvest in artifacts.harvests
+            if models(harvest.context["pair"]) == models(cost["pair"])
+        }
+        priced: list[float | None] = [*sorted(temperatures, reverse=True)]
+        wanted += [(cost, temperature) for temperature in priced or [None]]
+    return each(wanted, build, "needs measured costs: python scripts/tune.py")
 
 
 FIGURES = (

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from data_gen.storage.dataset import Harvest
 from papers.specdecpp.optimal_stopping import BINS, Rule, best, fixed, survival, threshold, totals
-from reports.artifacts import Artifacts
-from reports.figure import Builder, Cell, Entry, Figure, Missing
+from reports.artifacts import grouped
+from reports.figure import Entry, Figure, Missing, Record, each, estimated
 from reports.harvest_data import by_pair, distributions, of_each
 from runtime.errors import TooFewRows
-from runtime.intervals import METHOD, Array, bootstrap, columns
+from runtime.intervals import Array, bootstrap
 
 RATIOS = (5.0, 10.0)
 NAMES = ("best by depth and survival", "one threshold on survival", "one length")
@@ -35,15 +35,12 @@ class Rollouts:
 
 
 def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
-    """Harvests of one pair, those of the same distributions together."""
+    """Return the figure of harvests of one pair, those of the same distributions together."""
     sampled = [one for one in harvests if one.warps.target.temperature]
     if not sampled:
         raise Missing(NEEDS)
     found = of_each(sampled, _rollouts)
-    warps = [one.warps for one in found]
-    first = [one for place, one in enumerate(found) if one.warps not in warps[:place]]
-    alike = [[other for other in found if other.warps == one.warps] for one in first]
-    rows = [row for each in alike for row in _rows(each)]
+    alike = grouped(found, lambda rollouts: rollouts.warps)
     prompts = sum(len(np.unique(one.group)) for one in found)
     rounds = sum(len(one.accept) for one in found)
     return Figure(
@@ -52,10 +49,7 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
         source="SpecDec++, theorem 4.3",
         kind="modelled",
         n=f"{harvests[0].pair.name}, {prompts:,} prompts, {rounds:,} rounds",
-        interval=METHOD,
-        columns=["temperatures", "target call, draft forwards", "rule", *columns(SPEED)]
-        + [*columns(GAIN), "threshold or length"],
-        rows=rows,
+        records=[record for rollouts in alike for record in _judged(rollouts)],
     )
 
 
@@ -71,7 +65,7 @@ def _rollouts(harvest: Harvest) -> Rollouts:
     )
 
 
-def _rows(alike: Sequence[Rollouts]) -> Iterator[list[Cell]]:
+def _judged(alike: Sequence[Rollouts]) -> Iterator[Record]:
     depth = min(one.accept.shape[1] for one in alike)
     survived = survival(np.concatenate([one.accept[:, :depth] for one in alike]))
     starts = np.cumsum([0, *(one.group.max() + 1 for one in alike)])
@@ -82,20 +76,21 @@ def _rows(alike: Sequence[Rollouts]) -> Iterator[list[Cell]]:
         judged = [
             _by_prompt(rule, survived[~chosen_on], group[~chosen_on], ratio) for rule in rules
         ]
-        settings = [None, _first(rules[1]) / BINS, int(rules[2].go_on[:, 0].sum())]
+        lowest = BINS - int(rules[1].go_on[0].sum())  # bin from which on another token is drawn
+        settings = [None, lowest / BINS, int(rules[2].go_on[:, 0].sum())]
         for name, setting, sums in zip(NAMES, settings, judged, strict=True):
-            speed = bootstrap(partial(_ratio, sums), len(sums))
-            gain = bootstrap(partial(_gain, sums, judged[0]), len(sums))
-            yield [alike[0].distributions, ratio, name, *speed, *gain, setting]
-
-
-def _first(rule: Rule) -> int:
-    """The lowest bin from which on it draws another token."""
-    return BINS - int(rule.go_on[0].sum())
+            yield {
+                "temperatures": alike[0].distributions,
+                "target call, draft forwards": ratio,
+                "rule": name,
+                **estimated(SPEED, bootstrap(partial(_ratio, sums), len(sums))),
+                **estimated(GAIN, bootstrap(partial(_gain, sums, judged[0]), len(sums))),
+                "threshold or length": setting,
+            }
 
 
 def _by_prompt(rule: Rule, survived: Array, group: Array, ratio: float) -> Array:
-    """[prompts, 2]: tokens and time."""
+    """Return [prompts, 2]: tokens and time."""
     _, prompt = np.unique(group, return_inverse=True)
     parts = totals(rule.go_on, survived, ratio)
     return np.stack([np.bincount(prompt, part) for part in parts], -1)
@@ -111,11 +106,6 @@ def _gain(sums: Array, others: Array, times: Array) -> Array:
     return _ratio(sums, times) / _ratio(others, times)
 
 
-def _builders(artifacts: Artifacts) -> list[Builder]:
-    """One for each pair."""
-    return [partial(threshold_rules, harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
-
-
 FIGURES = (
     Entry(
         "Whether the best stop rule is a threshold on survival",
@@ -124,6 +114,6 @@ FIGURES = (
         " first looks at depth and survival (in 20 bins), found by dynamic programming; where one"
         " threshold does as well, the theorem holds on these rounds. How far a length is behind"
         " is all that such knowledge can be worth.",
-        _builders,
+        lambda artifacts: each(by_pair(artifacts.harvests), threshold_rules, NEEDS),
     ),
 )

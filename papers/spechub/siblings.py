@@ -1,33 +1,23 @@
 """RRS, RRSw and SpecHub on the same binary trees."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from matplotlib.figure import Figure as Canvas
 
 from evaluation.table import SPEEDUP
 from reports import drawing
 from reports.artifacts import Evaluation
-from reports.figure import Cell, Entry, Figure
-from reports.runs import CALLS, Method, Run, extent, runs, with_all, with_method
-from reports.settings import each_setting
-from runtime.intervals import METHOD, columns
+from reports.figure import Entry, Figure, Record
+from reports.runs import CALLS, Method, each_setting, extent, runs, with_all, with_method
+from runtime.intervals import METHOD
 
 RULES = {"RrsVerifier": "RRS", "RrswVerifier": "RRSw", "SpecHubVerifier": "SpecHub"}
 NEEDS = "needs binary trees under several rules: python scripts/evaluate.py experiment=binary_trees"
 
 
 def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
-    """Tokens per target call, by depth and temperature."""
-    each = runs(with_method(evaluations, _binary, NEEDS), _binary)
-    names = ["T", "dataset", "rule", "depth", *columns(CALLS), *columns(SPEEDUP)]
-    rows: list[list[Cell]] = [
-        [
-            *(run.temperature, run.dataset, RULES[run.method.verifier], _depth(run)),
-            *(*run.estimate(CALLS), *run.estimate(SPEEDUP)),
-        ]
-        for run in with_all(each)
-    ]
+    """Return tokens per target call, by depth and temperature."""
+    found = runs(with_method(evaluations, _binary, NEEDS), _binary)
     return Figure(
         name="sibling-rules",
         title="RRS, RRSw and SpecHub on binary trees",
@@ -36,23 +26,27 @@ def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
             " worth)"
         ),
         kind="measured",
-        n=extent(each),
+        n=extent(found),
         interval=f"{METHOD}, repeats pooled",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw, drawing.records(names, rows)),
+        records=[
+            {
+                **{"T": run.temperature, "dataset": run.dataset},
+                "rule": RULES[run.method.verifier],
+                "depth": len(run.method.settings["structure.widths"]),
+                **run.columns(CALLS, SPEEDUP),
+            }
+            for run in with_all(found)
+        ],
+        draw=_draw,
     )
 
 
-def _draw(every: Sequence[drawing.Record], canvas: Canvas) -> None:
-    records = drawing.together(every)
-    panels = drawing.panels(canvas, drawing.titles(records), 3, (3.4, 3.0))
-    for temperature, axes in zip(drawing.distinct(records, "T"), panels, strict=True):
-        here = [record for record in records if record["T"] == temperature]
-        drawing.lines(axes, here, "depth", CALLS, "rule")
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
+    shown, size = drawing.together(records), (3.4, 3.0)
+    for axes, part in drawing.panels_by(canvas, shown, "T", 3, size, datasets=True):
+        drawing.lines(axes, part, "depth", CALLS, "rule")
         axes.set_xlabel("depth of the binary tree, tokens")
-        axes.set_xticks(sorted({record["depth"] for record in records}))
-    drawing.legend(canvas, panels[0])
+        axes.set_xticks(sorted({record["depth"] for record in shown}))
 
 
 def _binary(how: Method) -> bool:
@@ -61,10 +55,6 @@ def _binary(how: Method) -> bool:
         and how.verifier in RULES
         and set(how.settings["structure.widths"]) == {2}
     )
-
-
-def _depth(run: Run) -> int:
-    return len(run.method.settings["structure.widths"])
 
 
 FIGURES = (

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure as Canvas
@@ -15,8 +14,8 @@ from decoding.draft import Draft
 from decoding.verifiers.oracles import transport_optimum
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
-from reports.drawing import COLOURS, MARKERS, Record, distinct
-from reports.figure import Cell, Entry, Figure
+from reports.drawing import COLOURS, MARKERS
+from reports.figure import Entry, Figure, Record
 
 SETTINGS = [(temperature, alike) for temperature in (0.1, 0.25, 0.5) for alike in (0.7, 0.5)]
 LAWS = {"normal": (torch.randn, 50), "uniform": (torch.rand, 16)}  # of logits: draws, tokens
@@ -35,7 +34,7 @@ class Distributions:
 
 
 def single(p: Tensor, q: Tensor) -> float:
-    """Of one candidate."""
+    """Return the acceptance of one candidate."""
     return float(torch.minimum(p, q).sum())
 
 
@@ -51,7 +50,7 @@ def of_siblings(pair_distribution: Callable[[Tensor], Tensor], p: Tensor, q: Ten
 def of_rule(
     verifier: TreeVerifier, pair_distribution: Callable[[Tensor], Tensor], p: Tensor, q: Tensor
 ) -> float:
-    """Of a rule with the candidates it is exact for, over every pair."""
+    """Return the acceptance of a rule with the candidates it is exact for, over every pair."""
     drawn = pair_distribution(q)
     found = 0.0
     for first, second in drawn.nonzero().tolist():
@@ -62,18 +61,18 @@ def of_rule(
 
 
 def independent(q: Tensor) -> Tensor:
-    """[V, V], the distribution of two i.i.d. candidates."""
+    """Return [V, V], the distribution of two i.i.d. candidates."""
     return torch.outer(q, q)
 
 
 def distinct_pair(q: Tensor) -> Tensor:
-    """[V, V], of two drawn without replacement."""
+    """Return [V, V], that of two drawn without replacement."""
     pairs = torch.outer(q / (1 - q), q)
     return pairs.fill_diagonal_(0)
 
 
 def hub_pair(q: Tensor) -> Tensor:
-    """[V, V], of SpecHub's: a token and the hub, or the hub and a token."""
+    """Return [V, V], that of SpecHub's: a token and the hub, or the hub and a token."""
     pairs, hub = torch.zeros(len(q), len(q), dtype=q.dtype), int(q.argmax())
     pairs[:, hub] = q
     pairs[hub] = q[hub] * q / (1 - q[hub])
@@ -95,13 +94,11 @@ RULES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
 
 
 def toy_distributions() -> list[Distributions]:
-    """Two pairs of distributions of three tokens, then softmaxes of logits by law."""
+    """Return two pairs of distributions of three tokens, then softmaxes of logits by law."""
     small = [([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]), ([0.2, 0.5, 0.3], [0.5, 0.3, 0.2])]
-    fixed = [
-        Distributions(f"p = {p}, q = {q}", [(_distribution(p), _distribution(q))]) for p, q in small
-    ]
+    fixed = [(p, q, torch.tensor([p, q], dtype=torch.float64)) for p, q in small]
     return [
-        *fixed,
+        *(Distributions(f"p = {p}, q = {q}", [(rows[0], rows[1])]) for p, q, rows in fixed),
         *(
             Distributions(f"{law}, T = {t}, λ = {alike}", softmaxes(law, t, alike))
             for law in LAWS
@@ -121,24 +118,13 @@ def softmaxes(law: str, temperature: float, alike: float) -> list[tuple[Tensor, 
     return list(zip(p, q, strict=True))
 
 
-def _distribution(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
 # Figure -------------------------------------------------------------------------------------------
 
 
 def toy_acceptance(distributions: Sequence[Distributions] | None = None) -> Figure:
-    """Mean acceptance of every rule on every set of distributions; by default those of
+    """Return the mean acceptance of every rule on every set of distributions; by default those of
     `toy_distributions`."""
     distributions = toy_distributions() if distributions is None else distributions
-    columns = ["distributions", "pairs (p, q)"]
-    columns += [f"{rule}, probability of acceptance" for rule in RULES]
-    found = [
-        {"distributions": one.name, "rule": name, "acceptance": mean(rule(*x) for x in one.pairs)}
-        for one in distributions
-        for name, rule in RULES.items()
-    ]
     return Figure(
         name="toy-acceptance",
         title="Acceptance of two candidates on toy distributions",
@@ -153,34 +139,45 @@ def toy_acceptance(distributions: Sequence[Distributions] | None = None) -> Figu
             "no interval: nothing is sampled, each pair of candidates and each verdict is"
             " enumerated"
         ),
-        columns=columns,
-        rows=[[one.name, len(one.pairs), *_acceptances(found, one.name)] for one in distributions],
-        draw=partial(_draw, found),
+        records=[
+            {
+                **{"distributions": one.name, "pairs (p, q)": len(one.pairs)},
+                **{
+                    of(name): mean(rule(*pair) for pair in one.pairs)
+                    for name, rule in RULES.items()
+                },
+            }
+            for one in distributions
+        ],
+        draw=_draw,
     )
 
 
-def _acceptances(found: Sequence[Record], name: str) -> list[Cell]:
-    return [record["acceptance"] for record in found if record["distributions"] == name]
+def of(rule: str) -> str:
+    return f"{rule}, probability of acceptance"
 
 
-def _draw(found: Sequence[Record], canvas: Canvas) -> None:
-    names, rules = distinct(found, "distributions"), distinct(found, "rule")
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
+    names = [record["distributions"] for record in records]
     canvas.set_size_inches(8, 0.4 * len(names) + 1.4)
     axes = canvas.subplots()
-    for place, rule in enumerate(rules):
-        values = [record["acceptance"] for record in found if record["rule"] == rule]
-        style: dict[str, Any] = {
-            "color": COLOURS[place],
-            "marker": MARKERS[place],
-            "markerfacecolor": "none",
-        }
-        axes.plot(values, range(len(names)), linestyle="", markersize=8, label=rule, **style)
+    for place, rule in enumerate(RULES):
+        axes.plot(
+            [record[of(rule)] for record in records],
+            range(len(names)),
+            linestyle="",
+            markersize=8,
+            label=rule,
+            color=COLOURS[place],
+            marker=MARKERS[place],
+            markerfacecolor="none",
+        )
     axes.set_yticks(range(len(names)), [name.replace(", q", "\nq") for name in names], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.02)
     axes.grid(axis="y", alpha=0.3)
     axes.set_xlabel("probability that one of the candidates is accepted")
-    canvas.legend(loc="outside upper center", ncols=len(rules), fontsize=8)
+    canvas.legend(loc="outside upper center", ncols=len(RULES), fontsize=8)
 
 
 FIGURES = (

@@ -13,15 +13,14 @@ from data_gen.storage.dataset import Harvest
 from data_gen.verdicts import NEGLIGIBLE
 from evaluation.table import divided
 from predictors.base import Records
-from reports.artifacts import Artifacts
-from reports.figure import Builder, Cell, Entry, Figure, Missing
-from reports.harvest_data import by_pair, distributions, of_each
+from reports.artifacts import grouped
+from reports.figure import Entry, Figure, Record, each, estimated
+from reports.harvest_data import NEEDS, NO_VERDICT, by_pair, distributions, of_each
 from runtime.errors import TooFewRows
-from runtime.intervals import METHOD, Array, bootstrap, columns
+from runtime.intervals import Array, bootstrap
 
 CANDIDATES = ("first", "second", "third")
 ANY = "one of them"
-NEEDS = "needs a harvest: python scripts/gen_data.py"
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,9 @@ class Worth:
 
 
 def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
-    """Harvests of one pair, those of the same distributions together."""
-    if not harvests:
-        raise Missing(NEEDS)
+    """Return the figure of harvests of one pair, those of the same distributions together."""
     found = of_each(harvests, worth)
-    names = ["temperatures", "candidates", "candidate", *columns("accepted")]
-    warps = [one.warps for one in found]
-    first = [one for place, one in enumerate(found) if one.warps not in warps[:place]]
-    alike = [[other for other in found if other.warps == one.warps] for one in first]
-    rows = [row for each in alike for row in _rows(each)]
+    alike = grouped(found, lambda one: one.warps)
     prompts = sum(len(next(iter(one.sums.values()))) for one in found)
     tokens = sum(one.tokens for one in found)
     return Figure(
@@ -54,21 +47,19 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
         source="SpecHub, tables 1 to 3: acceptance of the first and second draft, over all steps",
         kind="measured",
         n=f"{harvests[0].pair.name}, {prompts:,} prompts, {tokens:,} draft tokens",
-        interval=METHOD,
-        columns=names,
-        rows=rows,
+        records=[record for several in alike for record in _accepted(several)],
     )
 
 
 def worth(harvest: Harvest) -> Worth:
-    """Every position of a rollout has the weight that the path to it is accepted. Raises TooFewRows
-    where none has any."""
+    """Return what one harvest says: every position of a rollout has the weight that the path to it
+    is accepted. Raises TooFewRows where none has any."""
     names = ["known", "drafted", "accept_prob", "q_drawn"]
     names += ["rrsw_accept", "hub_accept", "top_accept"]
     records = harvest.rounds("all", names)
     path, first = _reached(records), records["accept_prob"].double()
     if not path.any():
-        raise TooFewRows("data: there is no draft token with a verdict. Harvest more prompts")
+        raise TooFewRows(NO_VERDICT)
     beside = records["rrsw_accept"].double()
     accepted = {
         "RRS": torch.stack([first, _with_replacement(beside, records["q_drawn"].double())], -1),
@@ -85,8 +76,8 @@ def worth(harvest: Harvest) -> Worth:
 
 
 def _reached(records: Records) -> Tensor:
-    """[rounds, gamma]: the probability that all tokens before are accepted; 0 where the target was
-    not asked."""
+    """Return [rounds, gamma]: the probability that all tokens before are accepted; 0 where the
+    target was not asked."""
     accept = records["accept_prob"].double()
     before = torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(1)[:, :-1]], 1)
     most = torch.minimum(records["drafted"], records["known"])[:, None]
@@ -95,8 +86,8 @@ def _reached(records: Records) -> Tensor:
 
 
 def _with_replacement(accept: Tensor, q: Tensor) -> Tensor:
-    """[rounds, gamma], acceptance of an i.i.d. second candidate if the first is rejected, from that
-    of one drawn without replacement.
+    """Return [rounds, gamma], acceptance of an i.i.d. second candidate if the first is rejected,
+    from that of one drawn without replacement.
 
     accept: [rounds, gamma, 2], the latter's first, min(1, r (1 - q) / q') for the residual r and q'
     of its token; q: [rounds, gamma], of the first candidate. An i.i.d. draw is the first candidate
@@ -106,9 +97,9 @@ def _with_replacement(accept: Tensor, q: Tensor) -> Tensor:
 
 
 def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Every candidate, and any of them: the weight [rounds, gamma] at which it is the accepted one,
-    and the weight of the position. accept: [rounds, gamma, k], of each if its elder ones are
-    rejected."""
+    """Yield every candidate, and any of them: the weight [rounds, gamma] at which it is the
+    accepted one, and the weight of the position. accept: [rounds, gamma, k], of each if its elder
+    ones are rejected."""
     left = path
     for candidate, chance in zip(CANDIDATES, accept.unbind(-1), strict=False):
         yield candidate, left * chance, path
@@ -117,32 +108,25 @@ def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _by_prompt(sums: Tensor, group: Tensor) -> Array:
-    """[prompts, 2], of [rounds, 2]."""
+    """Return [prompts, 2], the sums of [rounds, 2]."""
     _, prompt = torch.unique(group, return_inverse=True)
     found = torch.zeros(int(prompt.max()) + 1, sums.shape[1], dtype=torch.float64)
     return found.index_add_(0, prompt, sums).numpy()
 
 
-def _rows(alike: Sequence[Worth]) -> Iterator[list[Cell]]:
+def _accepted(alike: Sequence[Worth]) -> Iterator[Record]:
     for law, candidate in alike[0].sums:
         table = np.concatenate([one.sums[law, candidate] for one in alike])
-        yield [
-            alike[0].distributions,
-            law,
-            candidate,
-            *bootstrap(partial(_share, table), len(table)),
-        ]
+        yield {
+            **{"temperatures": alike[0].distributions, "candidates": law, "candidate": candidate},
+            **estimated("accepted", bootstrap(partial(_share, table), len(table))),
+        }
 
 
 def _share(table: Array, times: Array) -> Array:
     sums = times @ table
     share: Array = divided(sums[..., 0], sums[..., 1])
     return share
-
-
-def _builders(artifacts: Artifacts) -> list[Builder]:
-    """One for each pair."""
-    return [partial(sibling_worth, harvests) for harvests in by_pair(artifacts.harvests) or [[]]]
 
 
 FIGURES = (
@@ -153,6 +137,6 @@ FIGURES = (
         " as the path to them is likely to be accepted. From first to one of them is what further"
         " rows of the target's call can buy. Point masses are the draft's most probable tokens; a"
         " greedy draft has no second candidate under the other rules.",
-        _builders,
+        lambda artifacts: each(by_pair(artifacts.harvests), sibling_worth, NEEDS),
     ),
 )

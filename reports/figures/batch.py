@@ -1,65 +1,53 @@
 """What a budget of rows shared by many requests is worth, by the confidences that fill it."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure as Canvas
 
 from reports import drawing
-from reports.artifacts import Artifacts, Json
-from reports.figure import Builder, Cell, Entry, Figure, lacking
+from reports.artifacts import Json
+from reports.figure import Entry, Figure, Record, each, estimated
 from runtime.intervals import METHOD
-from runtime.intervals import columns as estimate_columns
 
 OVER, LOGGED = "speed over one length", "speed over confidences as logged"
-NEEDS = "needs a schedule: python scripts/tune.py batch=[1,64,256] scheduler=true"
 
 
-def scheduler(found: Json) -> Figure:
-    """One file of scripts/tune.py batch=[...] scheduler=true."""
-    names = ["judged on", "requests", "rows go by", "drafted", *estimate_columns("tokens/s")]
-    names += [*estimate_columns(OVER), *estimate_columns(LOGGED)]
-    rows, costs = list(_rows(found)), found["details"]["cost"]
+def scheduler(schedule: Json) -> Figure:
+    """Return the figure of one file of scripts/tune.py batch=[...] scheduler=true."""
+    details = schedule["details"]
     return Figure(
-        name=f"scheduler-{Path(found['file']).stem}",
-        title=f"A budget of rows shared by all requests, costs {costs['name']}",
+        name=f"scheduler-{Path(schedule['file']).stem}",
+        title=f"A budget of rows shared by all requests, costs {details['cost']['name']}",
         source="The schedulers of SGLang and vLLM, simulated",
         kind="modelled",
-        n=f"costs {costs['made']}; prompts of {', '.join(found['details']['scheduler'])}",
+        n=f"costs {details['cost']['made']}; prompts of {', '.join(details['scheduler'])}",
         interval=f"{METHOD}, ratios paired",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw, drawing.records(names, rows)),
+        records=[
+            {
+                **{"judged on": prompts, "requests": way["requests"]},
+                **{"rows go by": way["name"], "drafted": way["drafted"]},
+                **_estimate("tokens/s", way["tokens_per_second"]),
+                **_estimate(OVER, way["over_fixed"]),
+                **_estimate(LOGGED, way["over_logged"]),
+            }
+            for prompts, ways in details["scheduler"].items()
+            for way in ways
+        ],
+        draw=_draw,
     )
 
 
-def _rows(found: Json) -> Iterator[list[Cell]]:
-    for judged_on, ways in found["details"]["scheduler"].items():
-        for way in ways:
-            ratios = (way[key] for key in ("tokens_per_second", "over_fixed", "over_logged"))
-            values = [[one["value"], one["low"], one["high"]] for one in ratios]
-            yield [
-                *(judged_on, way["requests"], way["name"], way["drafted"]),
-                *(value for value_and_ends in values for value in value_and_ends),
-            ]
+def _estimate(column: str, stored: Json) -> Record:
+    return estimated(column, (stored[key] for key in ("value", "low", "high")))
 
 
-def _draw(found: Sequence[drawing.Record], canvas: Canvas) -> None:
-    shown = [{**one, "requests": f"{one['requests']} requests"} for one in found]
-    names = drawing.distinct(shown, "judged on")
-    most = len(drawing.distinct(shown, "rows go by"))
-    panels = drawing.panels(canvas, names, size=(5.6, 1.2 + 0.3 * most))
-    for name, axes in zip(names, panels, strict=True):
-        here = [record for record in shown if record["judged on"] == name]
-        drawing.dots(axes, here, OVER, "rows go by", "requests")
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
+    shown = [{**record, "requests": f"{record['requests']} requests"} for record in records]
+    size = (5.6, 1.2 + 0.3 * len(drawing.distinct(shown, "rows go by")))
+    for axes, part in drawing.panels_by(canvas, shown, "judged on", size=size):
+        drawing.dots(axes, part, OVER, "rows go by", "requests")
         axes.axvline(1, color="black", lw=0.8)
-    drawing.legend(canvas, panels[0])
-
-
-def _builders(artifacts: Artifacts) -> list[Builder]:
-    simulated = [one for one in artifacts.schedules if one["details"]["scheduler"]]
-    return [partial(scheduler, one) for one in simulated] or [partial(lacking, NEEDS)]
 
 
 FIGURES = [
@@ -68,6 +56,10 @@ FIGURES = [
         "Tokens per second of all requests over one draft length for all. Where as logged and"
         " calibrated lie on each other, calibration is worth nothing; the oracle knows the true"
         " probabilities. Left of 1 one length is faster.",
-        _builders,
+        lambda artifacts: each(
+            [one for one in artifacts.schedules if one["details"]["scheduler"]],
+            scheduler,
+            "needs a schedule: python scripts/tune.py batch=[1,64,256] scheduler=true",
+        ),
     )
 ]

@@ -10,12 +10,10 @@ from torch import Tensor
 from predictors.metrics import log_loss, one_column
 from predictors.reliability import mass_bins, reliability
 from reports.artifacts import Artifacts, Checkpoint
-from reports.checkpoint_data import Predicted, one_of_each, predicted
-from reports.drawing import Record, distinct, panels, reach, records
-from reports.figure import Builder, Cell, Entry, Figure, Missing
-from reports.row_means import cells, mean
+from reports.drawing import distinct, panels, reach, where
+from reports.figure import Builder, Entry, Figure, Missing, Record, each, estimated, mean
+from reports.harvest_data import Predicted, one_of_each, predicted
 from runtime.intervals import METHOD
-from runtime.intervals import columns as estimate_columns
 
 NEEDS = (
     "needs a checkpoint and the harvest it was trained on (python train.py), and for other datasets"
@@ -24,21 +22,12 @@ NEEDS = (
 STAGES = ("as trained", "calibrated")
 
 
-def diagrams(found: Sequence[Predicted]) -> Figure:
-    """Predictions of one checkpoint against what happened, in bins of equal mass, a panel for every
-    dataset."""
-    if not found:
+def diagrams(predictions: Sequence[Predicted]) -> Figure:
+    """Return predictions of one checkpoint against what happened, in bins of equal mass, a panel
+    for every dataset."""
+    if not predictions:
         raise Missing(NEEDS)
-    first = found[0]
-    columns = [
-        "prompts of",
-        "probabilities",
-        "bin",
-        "rows",
-        "mean prediction",
-        *estimate_columns("outcome"),
-    ]
-    rows = [row for one in found for stage in STAGES for row in _bin_rows(one, stage)]
+    first = predictions[0]
     what = (
         "acceptance of a draft token"
         if first.targets.shape[1] == 2
@@ -49,46 +38,43 @@ def diagrams(found: Sequence[Predicted]) -> Figure:
         title=f"Reliability of {first.checkpoint}, trained on {first.trained_on}",
         source="Reliability diagrams",
         kind="measured",
-        n=_counted(found),
+        n=_rows(predictions),
         interval=f"{METHOD} in every bin",
-        columns=columns,
-        rows=rows,
-        draw=partial(draw_diagrams, records(columns, rows)),
+        records=[record for one in predictions for record in _bins(one)],
+        draw=draw_diagrams,
         how_to_read=f"Here: the probability of {what}.",
     )
 
 
-def _bin_rows(one: Predicted, stage: str) -> Iterator[list[Cell]]:
-    predicted, outcome = one_column(_probs(one, stage).double(), one.targets.double())
-    place = mass_bins(predicted)
-    for number in place.unique().tolist():
-        rows = place == number
-        about = [one.where, stage, number + 1, int(rows.sum()), float(predicted[rows].mean())]
-        yield [*about, *mean(outcome[rows], one.group[rows])]
+def _bins(one: Predicted) -> Iterator[Record]:
+    for stage, probs in zip(STAGES, (one.as_trained, one.calibrated), strict=True):
+        predicted, outcome = one_column(probs.double(), one.targets.double())
+        bins = mass_bins(predicted)
+        for number in bins.unique().tolist():
+            rows = bins == number
+            yield {
+                **{"prompts of": one.where, "probabilities": stage, "bin": number + 1},
+                "rows": int(rows.sum()),
+                "mean prediction": float(predicted[rows].mean()),
+                **mean("outcome", outcome[rows], one.group[rows]),
+            }
 
 
-def draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
-    """A panel for each of "prompts of", a line for each of "probabilities", with the intervals of
-    "outcome" where there are any."""
-    names = distinct(found, "prompts of")
+def draw_diagrams(records: Sequence[Record], canvas: Canvas) -> None:
+    """Draw a panel for each of "prompts of", a line for each of "probabilities", with the intervals
+    of "outcome" where there are any."""
+    names = distinct(records, "prompts of")
     for name, axes in zip(names, panels(canvas, names, most=3, size=(3.4, 3.2)), strict=True):
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-        for stage, marker, colour, dash in zip(
-            STAGES, "so", ("tab:orange", "tab:blue"), ("--", "-"), strict=True
+        for stage, colour, style in zip(
+            STAGES, ("tab:orange", "tab:blue"), ("s--", "o-"), strict=True
         ):
-            part = [
-                record
-                for record in found
-                if (record["prompts of"], record["probabilities"]) == (name, stage)
-            ]
-            x, y = (
-                [record[column] for record in part] for column in ("mean prediction", "outcome")
-            )
+            part = where(records, **{"prompts of": name, "probabilities": stage})
             axes.errorbar(
-                x,
-                y,
+                [record["mean prediction"] for record in part],
+                [record["outcome"] for record in part],
                 yerr=reach(part, "outcome"),
-                fmt=f"{marker}{dash}",
+                fmt=style,
                 color=colour,
                 label=stage,
                 capsize=2,
@@ -98,49 +84,49 @@ def draw_diagrams(found: Sequence[Record], canvas: Canvas) -> None:
     canvas.axes[0].legend(loc="upper left", fontsize=8)
 
 
-def drift(found: Sequence[Predicted]) -> Figure:
-    """Calibration error and log loss of checkpoints of one kind on every dataset, after calibration
-    at home."""
-    if not found:
+def drift(predictions: Sequence[Predicted]) -> Figure:
+    """Return calibration error and log loss of checkpoints of one kind on every dataset, after
+    calibration at home."""
+    if not predictions:
         raise Missing(NEEDS)
-    columns = ["checkpoint", "trained on", "prompts of", "prompts", "rows"]
-    columns += [*estimate_columns("calibration error"), *estimate_columns("log loss"), "base rate"]
-    rows = [_drift_row(one) for one in found]
+    records = []
+    for one in predictions:
+        scores = reliability(one.calibrated, one.targets, one.group)
+        records.append(
+            {
+                **{"checkpoint": one.checkpoint, "trained on": one.trained_on},
+                **{"prompts of": one.where, "prompts": one.prompts, "rows": len(one.group)},
+                **estimated("calibration error", scores["ece"]),
+                **estimated("log loss", scores["log_loss"]),
+                "base rate": base_rate(one.targets),
+            }
+        )
+    predictor, temperature = predictions[0].predictor, predictions[0].temperature
+    at_home = {(one.checkpoint, one.where) for one in predictions if one.in_domain}
     return Figure(
-        name=f"drift-{found[0].predictor}-T{found[0].temperature:g}",
-        title=f"{found[0].predictor}: calibration on other datasets, T = {found[0].temperature:g}",
+        name=f"drift-{predictor}-T{temperature:g}",
+        title=f"{predictor}: calibration on other datasets, T = {temperature:g}",
         source="Drift matrix",
         kind="measured",
-        n=_counted(found),
+        n=_rows(predictions),
         interval=f"{METHOD}, pivotal",
-        columns=columns,
-        rows=rows,
-        draw=partial(
-            _draw_matrix,
-            records(columns, rows),
-            {(one.checkpoint, one.where) for one in found if one.in_domain},
-        ),
+        records=records,
+        draw=partial(_draw_matrix, at_home=at_home),
     )
 
 
-def _drift_row(one: Predicted) -> list[Cell]:
-    scores = reliability(one.calibrated, one.targets, one.group)
-    about: list[Cell] = [one.checkpoint, one.trained_on, one.where, one.prompts, len(one.group)]
-    return [*about, *cells(scores["ece"]), *cells(scores["log_loss"]), base_rate(one.targets)]
-
-
 def base_rate(targets: Tensor) -> float:
-    """Log loss of always predicting the mean of the targets [n, C]."""
+    """Return the log loss of always predicting the mean of the targets [n, C]."""
     targets = targets.double()
     return float(log_loss(targets.mean(0).expand_as(targets), targets).mean())
 
 
-def _draw_matrix(found: Sequence[Record], at_home: set[tuple[str, str]], canvas: Canvas) -> None:
-    rows, places = distinct(found, "checkpoint"), distinct(found, "prompts of")
+def _draw_matrix(records: Sequence[Record], canvas: Canvas, at_home: set[tuple[str, str]]) -> None:
+    rows, places = distinct(records, "checkpoint"), distinct(records, "prompts of")
     canvas.set_size_inches(max(5, 1.7 * len(places) + 1.6), 0.8 * len(rows) + 1.6)
     axes = canvas.subplots()
     table = [[float("nan")] * len(places) for _ in rows]
-    for record in found:
+    for record in records:
         y, x = rows.index(record["checkpoint"]), places.index(record["prompts of"])
         table[y][x] = record["calibration error"]
         text = f"{record['calibration error']:.3f}"
@@ -148,11 +134,8 @@ def _draw_matrix(found: Sequence[Record], at_home: set[tuple[str, str]], canvas:
             text += (
                 f"\n{record['calibration error low']:.3f}-{record['calibration error high']:.3f}"
             )
-        box = (
-            {"edgecolor": "black", "facecolor": "white"}
-            if (rows[y], places[x]) in at_home
-            else None
-        )
+        boxed = (record["checkpoint"], record["prompts of"]) in at_home
+        box = {"edgecolor": "black", "facecolor": "white"} if boxed else None
         axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
     image = axes.imshow(table, cmap="Oranges", vmin=0, vmax=0.15, aspect="auto")
     axes.set_xticks(
@@ -164,50 +147,23 @@ def _draw_matrix(found: Sequence[Record], at_home: set[tuple[str, str]], canvas:
     canvas.colorbar(image, label="calibration error", extend="max")
 
 
-def _probs(one: Predicted, stage: str) -> Tensor:
-    return one.as_trained if stage == "as trained" else one.calibrated
-
-
-def _counted(found: Sequence[Predicted]) -> str:
-    return (
-        f"{sum(one.prompts for one in found)} prompts, {sum(len(one.group) for one in found):,}"
-        " rows"
-    )
-
-
-# Which there are ---------------------------------------------------------------------------------
-
-
-def _read(artifacts: Artifacts, checkpoint: Checkpoint) -> list[Predicted]:
-    return artifacts.once(
-        ("predicted", checkpoint.folder), lambda: predicted(checkpoint, artifacts.harvests)
-    )
-
-
-def _reliabilities(artifacts: Artifacts) -> list[Builder]:
-    """One for each checkpoint."""
-    chosen = one_of_each(artifacts.checkpoints)
-    return [partial(_reliability, artifacts, checkpoint) for checkpoint in chosen] or [
-        partial(diagrams, [])
-    ]
-
-
-def _reliability(artifacts: Artifacts, checkpoint: Checkpoint) -> Figure:
-    return diagrams(_read(artifacts, checkpoint))
+def _rows(predictions: Sequence[Predicted]) -> str:
+    rows = sum(len(one.group) for one in predictions)
+    return f"{sum(one.prompts for one in predictions)} prompts, {rows:,} rows"
 
 
 def _drifts(artifacts: Artifacts) -> list[Builder]:
-    """One for each kind of predictor and temperature."""
+    """Return the builder of each kind of predictor and temperature."""
     kinds: dict[tuple[str, float], list[Checkpoint]] = {}
     for checkpoint in one_of_each(artifacts.checkpoints):
         config = checkpoint.config
         kind = config["predictor"], float(config["warp"]["temperature"])
         kinds.setdefault(kind, []).append(checkpoint)
-    return [partial(_drift, artifacts, alike) for alike in kinds.values()] or [partial(drift, [])]
 
+    def build(alike: Sequence[Checkpoint]) -> Figure:
+        return drift([one for checkpoint in alike for one in predicted(checkpoint, artifacts)])
 
-def _drift(artifacts: Artifacts, checkpoints: Sequence[Checkpoint]) -> Figure:
-    return drift([one for checkpoint in checkpoints for one in _read(artifacts, checkpoint)])
+    return each(kinds.values(), build, NEEDS)
 
 
 FIGURES = (
@@ -215,7 +171,11 @@ FIGURES = (
         "Reliability before and after calibration",
         "On the diagonal, predictions happen as often as they say; points below it promise too"
         " much. Calibration was fitted on the calibration split of the harvest trained on.",
-        _reliabilities,
+        lambda artifacts: each(
+            one_of_each(artifacts.checkpoints),
+            lambda checkpoint: diagrams(predicted(checkpoint, artifacts)),
+            NEEDS,
+        ),
     ),
     Entry(
         "Drift across datasets",

@@ -9,11 +9,10 @@ from matplotlib.figure import Figure as Canvas
 from evaluation.table import ALL, BASELINE, SPEEDUP
 from evaluation.timeline import TABLES
 from reports import drawing
-from reports.figure import Cell, Figure
+from reports.figure import Cell, Figure, Record, estimated
 from reports.runs import CALLS, LENGTH, ROLLBACK, Run, extent, ratios_of, with_all
 from runtime.intervals import METHOD, columns
 
-DRAFTED = "drafted/round"
 NONE = (None, None, None)
 MEASURED = (
     "Wall time of whole requests, prefill included, over that of plain decoding in the same run. A"
@@ -24,120 +23,98 @@ MODELLED = (
     " outside the models costs nothing. At speed ratio c a target forward costs c draft forwards,"
     " however many rows it has."
 )
+OTHER_TABLES = {"measured": "forwards as measured", "pipeline": "split target"}
 
 
-def measured(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
-    """Every method on every dataset, drawn with datasets apart."""
-    estimated = (SPEEDUP, CALLS, LENGTH, ROLLBACK)
-    names = ["T", "dataset", "method", DRAFTED, "tokens/s"]
-    names += [column for value in estimated for column in columns(value)]
-    rows = [_measured_row(run) for run in with_all(found)]
+def measured(name: str, title: str, source: str, runs: Sequence[Run]) -> Figure:
+    """Return the figure of every method on every dataset, drawn with datasets apart."""
     return Figure(
         name=name,
         title=title,
         source=source,
         kind="measured",
-        n=extent(found),
+        n=extent(runs),
         interval=f"{METHOD}, repeats pooled",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw_measured, drawing.records(names, rows)),
+        records=[_measured(run) for run in with_all(runs)],
+        draw=_draw_measured,
     )
 
 
-def _draw_measured(every: Sequence[drawing.Record], canvas: Canvas) -> None:
-    records = [
-        {**record, "distribution": f"T = {record['T']:g}"}
-        for record in every
-        if record["method"] != BASELINE
-    ]
-    datasets, methods = (drawing.distinct(records, name) for name in ("dataset", "method"))
-    panels = drawing.panels(canvas, datasets, size=(4.4, 1.2 + 0.3 * len(methods)))
-    for dataset, axes in zip(datasets, panels, strict=True):
-        here = [record for record in records if record["dataset"] == dataset]
-        drawing.dots(axes, here, SPEEDUP, "method", "distribution")
+def _measured(run: Run) -> Record:
+    drafts = run.rows["drafted"].any()
+    return {
+        **run.labels,
+        **{name: run.estimate(name).value for name in ("drafted/round", "tokens/s")},
+        **run.columns(SPEEDUP, CALLS),
+        **(
+            run.columns(LENGTH, ROLLBACK)
+            if drafts
+            else {**estimated(LENGTH, NONE), **estimated(ROLLBACK, NONE)}
+        ),
+    }
+
+
+def _draw_measured(records: Sequence[Record], canvas: Canvas) -> None:
+    shown = [one for one in drawing.with_temperature(records) if one["method"] != BASELINE]
+    size = (4.4, 1.2 + 0.3 * len(drawing.distinct(shown, "method")))
+    for axes, part in drawing.panels_by(canvas, shown, "dataset", size=size):
+        drawing.dots(axes, part, SPEEDUP, "method", "temperature")
         axes.axvline(1, color="black", lw=0.8)
         axes.set_xlabel("speed-up, measured")
-    drawing.legend(canvas, panels[0])
 
 
-def modelled(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
-    """The same priced by the cost tables of the evaluations, drawn over the speed ratio."""
-    ratios, tables = ratios_of(found), _tables(found)
-    names = ["T", "dataset", "method"]
-    names += [*(part for c in ratios for part in columns(of_ratio(c))), *tables]
-    rows: list[list[Cell]] = [
-        [
-            *(run.temperature, run.dataset, run.label),
-            *(x for c in ratios for x in run.modelled_speedup(c)),
-            *_stored(run, tables),
-        ]
-        for run in with_all(found)
-    ]
+def modelled(name: str, title: str, source: str, runs: Sequence[Run]) -> Figure:
+    """Return the same priced by the cost tables of the evaluations, drawn over the speed ratio."""
+    ratios = ratios_of(runs)
+    asked = {name for run in runs for name in run.evaluation.config.get("modelled", [])}
+    tables = [table for table in TABLES if table in asked]
     return Figure(
         name=name,
         title=title,
         source=source,
         kind="modelled",
-        n=extent(found),
+        n=extent(runs),
         interval=f"{METHOD}; none for costs measured here, where only the sum is kept",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw_modelled, drawing.records(names, rows), ratios),
+        records=[
+            {
+                **run.labels,
+                **{
+                    column: cell
+                    for c in ratios
+                    for column, cell in estimated(of_ratio(c), run.modelled_speedup(c)).items()
+                },
+                **{f"{SPEEDUP}, {OTHER_TABLES[table]}": _stored(run, table) for table in tables},
+            }
+            for run in with_all(runs)
+        ],
+        draw=partial(_draw_modelled, ratios=ratios),
     )
 
 
-def _draw_modelled(
-    every: Sequence[drawing.Record], ratios: Sequence[float], canvas: Canvas
-) -> None:
+def _stored(run: Run, table: str) -> Cell:
+    """Return what the evaluation has priced by another table; None where it has priced other
+    requests than the run's."""
+    if len(run.traces) != len(run.evaluation.traces[run.name]):
+        return None
+    summary = run.evaluation.results.get("summary", {ALL: {}})[ALL]
+    value: Cell = summary.get(run.name, {}).get(f"{SPEEDUP}, {table}", [None])[0]
+    return value
+
+
+def _draw_modelled(records: Sequence[Record], canvas: Canvas, ratios: Sequence[float]) -> None:
     points = [
-        _at_ratio(record, c)
-        for record in drawing.together(every)
+        {**record, "c": c, **dict(zip(columns(SPEEDUP), cells, strict=True))}
+        for record in drawing.together(records)
         for c in ratios
         if record["method"] != BASELINE
+        for cells in [[record[column] for column in columns(of_ratio(c))]]
     ]
-    panels = drawing.panels(canvas, drawing.titles(points), size=(4.4, 3.6))
-    for temperature, axes in zip(drawing.distinct(points, "T"), panels, strict=True):
-        here = [point for point in points if point["T"] == temperature]
-        drawing.lines(axes, here, "c", SPEEDUP, "method")
+    for axes, part in drawing.panels_by(canvas, points, "T", size=(4.4, 3.6), datasets=True):
+        drawing.lines(axes, part, "c", SPEEDUP, "method")
         axes.axhline(1, color="black", lw=0.8)
         axes.set_xlabel("speed ratio c: draft forwards per target forward")
         axes.set_ylabel("speed-up, modelled")
-    drawing.legend(canvas, panels[0])
 
 
 def of_ratio(c: float) -> str:
     return f"{SPEEDUP}, c = {c:g}"
-
-
-def _measured_row(run: Run) -> list[Cell]:
-    row: list[Cell] = [run.temperature, run.dataset, run.label]
-    row += [run.estimate(name).value for name in (DRAFTED, "tokens/s")]
-    row += [*run.estimate(SPEEDUP), *run.estimate(CALLS)]
-    drafts = run.rows["drafted"].any()
-    return [*row, *(x for n in (LENGTH, ROLLBACK) for x in (run.estimate(n) if drafts else NONE))]
-
-
-def _at_ratio(record: drawing.Record, c: float) -> drawing.Record:
-    """A point of a drawing over c."""
-    estimate = zip(columns(SPEEDUP), columns(of_ratio(c)), strict=True)
-    return {**record, "c": c, **{short: record[name] for short, name in estimate}}
-
-
-def _tables(found: Sequence[Run]) -> dict[str, str]:
-    """Column names of the cost tables that are no ratios, and the tables' own."""
-    said = {"measured": f"{SPEEDUP}, forwards as measured", "pipeline": f"{SPEEDUP}, split target"}
-    return {
-        said[table]: table
-        for table in TABLES
-        if any(table in run.evaluation.config.get("modelled", []) for run in found)
-    }
-
-
-def _stored(run: Run, tables: dict[str, str]) -> list[Cell]:
-    """What the evaluation has priced by other tables; None where it has priced other requests than
-    the run's."""
-    whole = len(run.traces) == len(run.evaluation.traces[run.name])
-    summary = run.evaluation.results.get("summary", {ALL: {}})[ALL] if whole else {}
-    priced = summary.get(run.name, {})
-    return [priced.get(f"{SPEEDUP}, {table}", [None])[0] for table in tables.values()]

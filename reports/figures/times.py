@@ -1,17 +1,15 @@
 """What a round takes, by component."""
 
 from collections.abc import Sequence
-from functools import partial
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import STAGES
 from evaluation.table import SHARES, ratio
 from reports import drawing
-from reports.figure import Cell, Figure
+from reports.figure import Figure, Record, estimated
 from reports.runs import Run, extent, pooled
-from runtime.intervals import METHOD, columns
+from runtime.intervals import METHOD
 
 ROUND = "round, ms"
 ROUND_TIMES = (
@@ -21,68 +19,56 @@ ROUND_TIMES = (
 )
 
 
-def step_times(name: str, title: str, source: str, found: Sequence[Run]) -> Figure:
-    """Milliseconds per round, all datasets together; the prefill is left out."""
-    together = pooled(found)
-    names = ["T", "method", *columns(ROUND), *(f"{stage}, ms" for stage in STAGES)]
-    rows = [_row(run) for run in together]
+def step_times(name: str, title: str, source: str, runs: Sequence[Run]) -> Figure:
+    """Return milliseconds per round, all datasets together; the prefill is left out."""
     return Figure(
         name=name,
         title=title,
         source=source,
         kind="measured",
-        n=extent(found),
+        n=extent(runs),
         interval=f"{METHOD}, of the whole round",
-        columns=names,
-        rows=rows,
-        draw=partial(_draw, drawing.records(names, rows)),
+        records=[_times(run) for run in pooled(runs)],
+        draw=_draw,
     )
 
 
-def _draw(records: Sequence[drawing.Record], canvas: Canvas) -> None:
-    temperatures = drawing.distinct(records, "T")
-    height = 1.2 + 0.3 * len(records) / len(temperatures)
-    titles = [f"T = {temperature:g}" for temperature in temperatures]
-    panels = drawing.panels(canvas, titles, size=(4.4, height))
-    for temperature, axes in zip(temperatures, panels, strict=True):
-        _draw_parts(axes, [record for record in records if record["T"] == temperature])
-    drawing.legend(canvas, panels[0])
+def _times(run: Run) -> Record:
+    whole = ratio(run.rows.assign(ms=1000 * run.rows["decode_seconds"]), "ms", "rounds")
+    shares = {stage: ratio(run.rows, *SHARES[stage]).value for stage in STAGES}
+    return {
+        **{"T": run.temperature, "method": run.label},
+        **estimated(ROUND, whole),
+        **{f"{stage}, ms": share * whole.value for stage, share in shares.items()},
+    }
 
 
-def _row(run: Run) -> list[Cell]:
-    rows = run.rows.assign(ms=1000 * run.rows["decode_seconds"])
-    whole = ratio(rows, "ms", "rounds")
-    shares = {stage: ratio(rows, *SHARES[stage]).value for stage in STAGES}
-    return [run.temperature, run.label, *whole, *(shares[stage] * whole.value for stage in STAGES)]
-
-
-def _draw_parts(axes: Axes, records: Sequence[drawing.Record]) -> None:
-    left = [0.0] * len(records)
-    for place, stage in enumerate(STAGES):
-        widths = [record[f"{stage}, ms"] for record in records]
-        colour, hatch = drawing.COLOURS[place], drawing.HATCHES[place]
-        axes.barh(
-            range(len(records)),
-            widths,
-            left=left,
-            label=stage,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
+def _draw(records: Sequence[Record], canvas: Canvas) -> None:
+    height = 1.2 + 0.3 * len(records) / len(drawing.distinct(records, "T"))
+    for axes, part in drawing.panels_by(canvas, records, "T", size=(4.4, height)):
+        left = [0.0] * len(part)
+        for place, stage in enumerate(STAGES):
+            widths = [record[f"{stage}, ms"] for record in part]
+            axes.barh(
+                range(len(part)),
+                widths,
+                left=left,
+                label=stage,
+                color=drawing.COLOURS[place],
+                hatch=drawing.HATCHES[place],
+                edgecolor="white",
+            )
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.errorbar(
+            [record[ROUND] for record in part],
+            range(len(part)),
+            xerr=drawing.reach(part, ROUND),
+            fmt="o",
+            color="black",
+            ms=4,
+            capsize=2,
+            label="round",
         )
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    whole = [record[ROUND] for record in records]
-    reach = drawing.reach(records, ROUND)
-    axes.errorbar(
-        whole,
-        range(len(records)),
-        xerr=reach,
-        fmt="o",
-        color="black",
-        ms=4,
-        capsize=2,
-        label="round",
-    )
-    axes.set_yticks(range(len(records)), [record["method"] for record in records])
-    axes.invert_yaxis()
-    axes.set_xlabel("time per round, ms")
+        axes.set_yticks(range(len(part)), [record["method"] for record in part])
+        axes.invert_yaxis()
+        axes.set_xlabel("time per round, ms")

@@ -2,14 +2,14 @@
 trace as it is shown."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from hydra.utils import get_class
 
-from decoding.trace import RoundTrace, Stage, StageTrace, Trace
+from decoding.trace import RoundTrace, Stage, Trace
 
 Fate = Literal["accepted", "rejected", "rolled back", "branch", "retained", "wasted"]
 """Of a draft token.
@@ -121,7 +121,7 @@ class Round:
 
 
 def rounds(trace: Trace, rule: Rule = UNKNOWN) -> list[Round]:
-    """rule: that of its method (`rule_of`)."""
+    """Return a trace as it is shown. rule: that of its method (`rule_of`)."""
     limits, following = _limits(trace), [*trace.rounds, None][1:]
     return [
         _round(round_, after, rule, start, end)
@@ -130,17 +130,18 @@ def rounds(trace: Trace, rule: Rule = UNKNOWN) -> list[Round]:
 
 
 def summary(found: Round, number: int, count: int) -> str:
-    """Of round `number` of `count`, in a line."""
-    drafted, committed = (
-        Counter(node.fate for node in found.drafted),
-        Counter(token.origin for token in found.committed),
-    )
+    """Return round `number` of `count` in a line."""
+
+    def counts(kinds: Iterable[Fate | Origin]) -> str:
+        numbers = Counter(kinds)
+        return ", ".join(f"{numbers[kind]} {kind}" for kind in MARKS if kind in numbers)
+
+    drafted = counts(node.fate for node in found.drafted)
+    committed = counts(token.origin for token in found.committed)
     parts = [f"class {CLASSES[found.outcome]}"] if found.outcome is not None else []
-    parts += (
-        [f"{len(found.drafted)} drafted: {_counts(drafted)}"] if drafted else ["nothing drafted"]
-    )
+    parts += [f"{len(found.drafted)} drafted: {drafted}" if drafted else "nothing drafted"]
     parts += [f"the stop rule ended it at {found.unused[-1]:.3g}"] if found.unused else []
-    parts += [f"{len(found.committed)} committed: {_counts(committed)}"]
+    parts += [f"{len(found.committed)} committed: {committed}"]
     parts += [f"{1000 * (found.end - found.start):.1f} ms"]
     parts += [
         f"{lane} idle {1000 * found.idle(lane):.1f} ms" for lane in MODELS if found.uses(lane)
@@ -148,12 +149,8 @@ def summary(found: Round, number: int, count: int) -> str:
     return f"Round {number} of {count}: {'; '.join(parts)}"
 
 
-def _counts(found: Counter[Any]) -> str:
-    return ", ".join(f"{found[kind]} {kind}" for kind in MARKS if kind in found)
-
-
 def rule_of(settings: Mapping[str, Any]) -> Rule:
-    """As the rule's class says. settings: of a method as it was decoded."""
+    """Return what the rule's class says. settings: of a method as it was decoded."""
     stop = settings.get("stop") or {}
     try:
         kind: Any = get_class(stop["_target_"])
@@ -176,7 +173,7 @@ def _round(
         outcome=int(round_.predicted[0]) if classes and round_.predicted else None,
         stage=round_.overlap.stage if round_.overlap else None,
         unused=list(said[len(drafted) :]),
-        bars=_spans(round_.overlap) if round_.overlap else _stages(round_, start),
+        bars=_bars(round_, start),
         start=start,
         end=end,
     )
@@ -186,11 +183,13 @@ def _round(
 
 
 def _drafted(round_: RoundTrace, after: RoundTrace | None) -> list[Drafted]:
-    """The draft's tokens, then those of the branches beyond their first."""
+    """Return the draft's tokens, then those of the branches beyond their first."""
     tokens, parents, fates = list(round_.draft_tokens), list(round_.draft_parents), _fates(round_)
     if round_.overlap:
+        stages = after.overlap if after else None  # of the next round, which may go on with these
+        retained = stages.pending if stages and stages.stage == "branch" else 0
         for row, branch in enumerate(round_.overlap.branches, round_.overlap.pending + 1):
-            grown = _grown(fates[row - 1], len(branch) - 1, _retained(after))
+            grown = _grown(fates[row - 1], len(branch) - 1, retained)
             parents += [row, *range(len(tokens) + 1, len(tokens) + len(grown))][: len(grown)]
             tokens += branch[1:]
             fates += grown
@@ -218,20 +217,14 @@ def _fates(round_: RoundTrace) -> list[Fate]:
 
 
 def _grown(candidate: Fate, count: int, retained: int) -> list[Fate]:
-    """Fates of the `count` tokens drawn after a branch's first token."""
+    """Return the fates of the `count` tokens drawn after a branch's first token."""
     if candidate == "accepted":
         return ["retained" if place < retained else "wasted" for place in range(count)]
     return ["branch" if candidate == "branch" else "rolled back" for _ in range(count)]
 
 
-def _retained(after: RoundTrace | None) -> int:
-    """Pending tokens of the next round that come from this one."""
-    stages = after.overlap if after else None
-    return stages.pending if stages and stages.stage == "branch" else 0
-
-
 def _places(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Depth and line of each node."""
+    """Return depth and line of each node."""
     depths, lines, seen, last = [0], [0], set[int](), 0
     for parent in parents:
         depths.append(depths[parent] + 1)
@@ -257,8 +250,8 @@ def _padded(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def _limits(trace: Trace) -> list[tuple[float, float]]:
-    """Start and end of each round. Where the models have spans, a round ends where the next one's
-    first span starts; elsewhere the rounds' seconds are laid end to end."""
+    """Return start and end of each round. Where the models have spans, a round ends where the next
+    one's first span starts; elsewhere the rounds' seconds are laid end to end."""
     if trace.rounds and all(round_.overlap for round_ in trace.rounds):
         starts = [
             min(span.start for span in r.overlap.spans) for r in trace.rounds[1:] if r.overlap
@@ -270,12 +263,12 @@ def _limits(trace: Trace) -> list[tuple[float, float]]:
     return list(pairwise(ends))
 
 
-def _spans(stages: StageTrace) -> list[Bar]:
-    return [Bar(span.worker, span.job, span.start, span.end, span.tokens) for span in stages.spans]
-
-
-def _stages(round_: RoundTrace, start: float) -> list[Bar]:
-    """Stages end to end: the trace has the sum of each, not its parts."""
+def _bars(round_: RoundTrace, start: float) -> list[Bar]:
+    """Return the jobs of models that ran side by side, else the round's stages end to end: the
+    trace has the sum of each, not its parts."""
+    if round_.overlap:
+        spans = round_.overlap.spans
+        return [Bar(span.worker, span.job, span.start, span.end, span.tokens) for span in spans]
     bars = list[Bar]()
     for stage in ORDER:
         end = start + round_.seconds[stage]

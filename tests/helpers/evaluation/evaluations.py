@@ -1,4 +1,4 @@
-"""Hand-made evaluations for figures."""
+"""Hand-made evaluations for figures, and what figures hold."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 from reports.artifacts import Evaluation
-from reports.figure import Figure, canvas
+from reports.figure import Figure, canvas, save
 
 PARTS = {
     "engine": {
@@ -68,6 +68,27 @@ def trace(
 def plain(tokens: int, seconds: float = 1.0, prompt: str = "a", dataset: str = "toy") -> Trace:
     """Decoded without a draft."""
     return trace([chain(0, 0) for _ in range(tokens)], seconds, prompt, dataset)
+
+
+def drawn(figure: Figure, folder: Path) -> None:
+    """Assert that the files of a figure are written."""
+    files = save(figure, folder)
+    assert len(files) == 1 + (figure.draw is not None)
+    assert all(path.stat().st_size > 100 for path in files)
+
+
+def records_by(figure: Figure, *columns: str) -> dict[Any, dict[str, Any]]:
+    """Records by the values of one column, or of several."""
+    keys = (tuple(record[column] for column in columns) for record in figure.records)
+    return {
+        key if len(columns) > 1 else key[0]: record
+        for key, record in zip(keys, figure.records, strict=True)
+    }
+
+
+def interval(record: Mapping[str, Any], column: str) -> list[Any]:
+    """A value and the ends of its interval."""
+    return [record[name] for name in (column, f"{column} low", f"{column} high")]
 
 
 def labels(figure: Figure) -> set[tuple[str, str]]:

@@ -1,27 +1,55 @@
-"""Figures that are computed: acceptance of toy distributions, and masks."""
+"""Figures that are computed: acceptance of toy distributions, masks, latency curves; and what tiny
+harvests say of siblings and of rules that know the chance of survival."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from data_gen.labels import siblings
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from papers.dyspec.masks import mask_order, trees
-from papers.spechub.toy import RULES as RULES_OF
+from papers.specbranch.latency import (
+    CURVES,
+    LATENCY,
+    acceptance,
+    expected,
+    latency,
+    sequential,
+    theorem_1,
+)
+from papers.specdecpp.speed import forward_times
+from papers.specdecpp.theorem import NAMES, SPEED, Rollouts, _judged, threshold_rules
 from papers.spechub.toy import (
+    RULES,
     Distributions,
     distinct_pair,
     hub_pair,
     independent,
+    of,
     of_rule,
+    single,
     softmaxes,
     toy_acceptance,
     toy_distributions,
 )
-from reports.figure import save
-
-RULES = ["one candidate", "RRS", "RRSw", "SpecHub", "OTM, i.i.d. pairs", "OTM, distinct pairs"]
+from papers.spechub.worth import _with_replacement, sibling_worth
+from reports.artifacts import Evaluation
+from reports.figure import Missing
+from reports.harvest_data import Rounds
+from tests.helpers.data.harvests import WARP, described_as, write_harvest
+from tests.helpers.evaluation.evaluations import (
+    drawn,
+    evaluation,
+    interval,
+    method,
+    plain,
+    records_by,
+)
+from tests.helpers.reports.artifacts import rounds_hold
 
 
 def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say() -> None:
@@ -37,11 +65,9 @@ def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say() -> None:
 )
 def test_no_rule_passes_the_optimum_of_its_pairs(distributions: Distributions) -> None:
     for pair in distributions.pairs[:2]:
-        row = dict(
-            zip(RULES, toy_acceptance([Distributions("one", [pair])]).rows[0][2:], strict=True)
-        )
-        assert row["one candidate"] <= row["RRS"] <= row["OTM, i.i.d. pairs"] + 1e-9  # type: ignore[operator]
-        assert row["RRSw"] <= row["OTM, distinct pairs"] + 1e-9  # type: ignore[operator]
+        (row,) = toy_acceptance([Distributions("one", [pair])]).records
+        assert row[of("one candidate")] <= row[of("RRS")] <= row[of("OTM, i.i.d. pairs")] + 1e-9
+        assert row[of("RRSw")] <= row[of("OTM, distinct pairs")] + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -52,7 +78,7 @@ def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair) -> None:
     """In closed form, against every pair and verdict enumerated."""
     small = [one.pairs[0] for one in toy_distributions()[:2]]
     for p, q in [*small, *softmaxes("uniform", 0.1, 0.5)[:1]]:
-        assert RULES_OF[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))
+        assert RULES[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))
 
 
 @pytest.mark.slow
@@ -61,8 +87,7 @@ def test_normal_logits_are_those_whose_cells_are_printed() -> None:
     for temperature, leads in ((0.1, False), (0.5, True)):
         pairs = softmaxes("normal", temperature, 0.7)
         best, hub = (
-            sum(RULES_OF[rule](*pair) for pair in pairs)
-            for rule in ("OTM, i.i.d. pairs", "SpecHub")
+            sum(RULES[rule](*pair) for pair in pairs) for rule in ("OTM, i.i.d. pairs", "SpecHub")
         )
         assert (best > hub) is leads
 
@@ -101,10 +126,161 @@ def test_orders_that_keep_subtrees_together_touch_fewer_blocks() -> None:
     assert [len(parents) for parents in trees().values()] == [768, 768, 64]
 
 
+# Harvests -----------------------------------------------------------------------------------------
+
+
+def test_sure_drafts_are_drawn_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds_hold(monkeypatch, accept_prob=1.0, drafted=3)
+    figure = threshold_rules([described_as(write_harvest(tmp_path / "tiny", rows=4, gamma=3))])
+    assert len(figure.rows) == 2 * len(NAMES) and figure.kind == "modelled"
+    assert figure.column(SPEED)[:3] == pytest.approx([4 / (5 + 3)] * 3)
+    assert figure.column("threshold or length")[1:3] == [0.0, 3]
+
+
+def test_halves_are_of_the_prompts_there_are() -> None:
+    accept, group = np.random.default_rng(0).random((12, 4)), np.repeat([0, 2, 4, 6], 3)
+    rows = [list(row.values())[3:9] for row in _judged([Rollouts([], "T = 1", accept, group)])]
+    assert all(value is not None and value == value for row in rows for value in row)
+
+
+def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
+    greedy = described_as(write_harvest(tmp_path / "tiny"), warp={**WARP, "temperature": 0.0})
+    for some in ([], [greedy]):
+        with pytest.raises(Missing, match="sampled target"):
+            threshold_rules(some)
+
+
+def test_other_distributions_have_rows_of_their_own(tmp_path: Path) -> None:
+    one = described_as(write_harvest(tmp_path / "tiny", rows=8))
+    other = described_as(one.folder, warp={**one.context["warp"], "top_k": 50})
+    assert len(threshold_rules([one, other]).rows) == 2 * len(threshold_rules([one, one]).rows)
+
+
+def test_candidates_add_up_to_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds_hold(
+        monkeypatch,
+        rrsw_accept=[0.25, 0.5],
+        hub_accept=[0.75, 0.5],
+        top_accept=[0.5, 0.25, 1.0],
+        accept_prob=[0.5, 0.0, 0.75],  # of a round's three tokens: the last one is never reached
+        q_drawn=[0.9, 0.5, 0.5],
+    )
+    figure = sibling_worth([described_as(write_harvest(tmp_path / "tiny", rows=2, gamma=3))])
+    rows = records_by(figure, "candidates", "candidate")
+    first = (1 * 0.5 + 0.5 * 0.0) / 1.5  # over the first token, and the second one half as often
+    again = (0.5 * 0.1 + 0.5 * 1 * 0.25) / 1.5  # half of what is left at the first, all at the next
+    wanted = {
+        ("RRSw", "first"): first,
+        ("RRSw", "second"): (1 - first) * 0.25,
+        ("RRSw", "third"): (1 - first) * 0.75 * 0.5,
+        ("RRSw", "one of them"): 1 - (1 - first) * 0.75 * 0.5,
+        ("RRS", "second"): again,
+        ("RRS", "one of them"): first + again,
+        ("SpecHub", "first"): 0.75,
+        ("SpecHub", "second"): 0.25 * 0.5,
+        ("SpecHub", "one of them"): 0.875,
+        ("point masses", "third"): 0.5 * 0.75,
+        ("point masses", "one of them"): 1.0,
+    }
+    assert {key: rows[key]["accepted"] for key in wanted} == pytest.approx(wanted)
+    assert ("SpecHub", "third") not in rows
+    assert figure.n == "toy, 20 prompts, 80 draft tokens"
+    assert set(figure.column("temperatures")) == {"T = 1"} and len(rows) == 3 + 4 + 3 + 4
+
+
+@pytest.mark.slow
+def test_a_second_candidate_with_replacement_is_read_off_one_without() -> None:
+    """Over all draws of both, what the rule for i.i.d. candidates accepts."""
+    for (p, q), *_ in (each.pairs for each in toy_distributions()[:3]):
+        size, found = len(q), 0.0
+        top, uniform = torch.zeros(size, 3, dtype=torch.long), torch.zeros(size, 2)
+        for place in torch.linspace(0.0005, 0.9995, 1000):
+            uniform[:, 0] = place
+            rows = p.expand(size, -1), q.expand(size, -1)
+            accept = siblings(*rows, torch.arange(size), top, uniform).rrsw_accept
+            left = q * (1 - (p / q).clamp(max=1))
+            found += float((left * _with_replacement(accept.double(), q)).sum()) / 1000
+        more = RULES["RRS"](p, q) - single(p, q)
+        assert found == pytest.approx(more, abs=2e-3)
+
+
+# Latency ------------------------------------------------------------------------------------------
+
+SIDES = {"target": "cpu", "draft": "cpu"}
+MACHINE = {"hardware": SIDES, "dtypes": {"target": "f32", "draft": "f32"}, "threads": 2}
+SECONDS = {"draft": 0.01, "target": {"1": 0.05, "3": 0.06}, "autoregressive": 0.04, "calls": {}}
+COST: dict[str, Any] = {
+    "seconds": SECONDS,
+    "regression": {"draft": 0.011, "target": 0.045, "r2": 0.99, "rows": 44},
+    "measured_on": MACHINE,
+    "pair": {"name": "toy"},
+}
+ROUNDS = Rounds(
+    1.0, torch.tensor([0, 1, 3, 2]), torch.tensor([3, 3, 3, 2]), torch.tensor([0, 0, 1, 1])
+)
+COUNTED, DECODED = "one after the other, counted", "fixed length, decoded"
+
+
+def test_curves_are_the_formulas() -> None:
+    assert expected(3, 0.5) == pytest.approx(0.5 * (1 - 0.5**3) / 0.5)
+    assert sequential(3, 4, 0.5) == pytest.approx((3 + 4) * (1 - 0.5) / (1 - 0.5**4) / 4)
+    assert theorem_1(2, 4, 0.5) == pytest.approx(2 * 4 / ((1 + 0.25) * 0.75) / 4)
+    ideal = [CURVES[name](8, 4, 0.5) for name in list(CURVES)[::2]]
+    assert ideal == pytest.approx([12 / 9 / 4, 1 / 4])
+
+
+def test_latency_counts_rounds_that_are_long_enough() -> None:
+    assert acceptance([ROUNDS]).value == pytest.approx(6 / (6 + 2)), "two rounds end in a rejection"
+    figure = latency([ROUNDS], COST)
+    assert "a = 0.750" in figure.title and "c = 4.00" in figure.title
+    points = records_by(figure, "curve", "draft tokens a round")
+    assert points["one after the other", 2][LATENCY] == pytest.approx(sequential(2, 4, 0.75))
+    # accepted of 1: 0 1 1 1, of 3: 0 1 3, and the fourth round ends after 2 tokens
+    assert points[COUNTED, 1][LATENCY] == pytest.approx((1 + 4) / (3 / 4 + 1) / 4)
+    value, low, high = interval(points[COUNTED, 3], LATENCY)
+    assert value == pytest.approx((3 + 4) / (4 / 3 + 1) / 4) and low <= value <= high
+    # of 4 tokens only rejections are known, which would make acceptance look worse than it is
+    assert [g for curve, g in points if curve == COUNTED] == [1, 2, 3]
+    assert figure.n == "2 prompts, 4 rounds of toy; c on cpu, f32, 2 threads"
+    assert figure.kind == "modelled"
+    with pytest.raises(Missing, match="gen_data.py"):
+        latency([], COST)
+
+
+def decoded(**other: Any) -> Evaluation:
+    """Fixed lengths, in 4 seconds plain."""
+    lengths = {
+        f"token_{g}": method("serial", "chain", "token", "fixed", stop={"gamma": g}) for g in (1, 2)
+    }
+    seconds = {"autoregressive": 4.0, "token_1": 3.2, "token_2": 8.0}
+    found = evaluation(lengths, {name: [plain(4, time)] for name, time in seconds.items()})
+    found.results["run"] |= {**MACHINE, **other}
+    return found
+
+
+def test_what_was_decoded_on_that_machine_is_marked() -> None:
+    points = records_by(latency([ROUNDS], COST, [decoded()]), "curve", "draft tokens a round")
+    assert [points[DECODED, g][LATENCY] for g in (1, 2)] == pytest.approx([0.8, 2.0])
+    elsewhere = latency([ROUNDS], COST, [decoded(threads=1)])
+    assert DECODED not in elsewhere.column("curve")
+
+
+def test_forward_times_are_those_of_the_file_and_the_papers() -> None:
+    figure = forward_times([COST])
+    assert figure.rows[0][1:] == pytest.approx([11, 45, 0.99, 44, 10, 50])
+    printed = [list(row[1:]) for row in figure.rows[-2:]]
+    assert printed == [[23.4, 112.0, *[None] * 4], [20.7, 108.0, *[None] * 4]]
+    assert figure.n == "44 generations" and "no interval" in figure.interval
+
+
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     for figure in (
         toy_acceptance(toy_distributions()[:2]),
         mask_order({"chain": list(range(63))}, prefix=32),
     ):
         assert figure.kind == "exact" and figure.interval.startswith("no interval")
-        assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))
+        drawn(figure, tmp_path)
+    drawn(latency([ROUNDS], COST, [decoded()]), tmp_path)
+    drawn(forward_times([COST]), tmp_path)

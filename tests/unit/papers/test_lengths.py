@@ -11,14 +11,17 @@ from papers.specbranch.accepted_lengths import (
     observed,
     total_variation,
 )
-from reports.figure import Missing, save
+from reports.figure import Missing
 from tests.helpers.evaluation.evaluations import (
     chain,
+    drawn,
     evaluation,
+    interval,
     labels,
     method,
     overlapped,
     plain,
+    records_by,
     trace,
 )
 
@@ -28,11 +31,11 @@ TRACES = [
     trace([chain(2, 2), chain(1, 1)], prompt="b"),
 ]
 FIXED = {
-    gamma: method("serial", "chain", "token", "fixed", stop={"gamma": gamma}) for gamma in (1, 2)
+    f"fixed_{gamma}": method("serial", "chain", "token", "fixed", stop={"gamma": gamma})
+    for gamma in (1, 2)
 }
 EVALUATION = evaluation(
-    {"fixed_1": FIXED[1], "fixed_2": FIXED[2]},
-    {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES},
+    FIXED, {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES}
 )
 
 
@@ -42,30 +45,23 @@ def test_shares_and_the_distribution_of_the_greatest_likelihood() -> None:
     assert figure.column("accepted tokens") == [0, 1, 2]
     assert figure.column("share of rounds") == pytest.approx([1 / 5, 2 / 5, 2 / 5])
     # rounds of 2: 1/4, 3/16, 9/16; the round of 1: 1/4, 3/4
-    assert figure.column("fitted") == pytest.approx(
-        [5 / 20, (4 * 3 / 16 + 3 / 4) / 5, 4 * 9 / 16 / 5]
-    )
-    low, high = figure.column("share of rounds low"), figure.column("share of rounds high")
-    assert (low[0], high[0]) == (0, pytest.approx(1 / 3)), (
-        "prompt b has none of 0, prompt a one of three"
-    )
+    by_hand = [5 / 20, (4 * 3 / 16 + 3 / 4) / 5, 4 * 9 / 16 / 5]
+    assert figure.column("fitted") == pytest.approx(by_hand)
+    # prompt b has none of 0, prompt a one of three
+    assert interval(figure.records[0], "share of rounds")[1:] == [0, pytest.approx(1 / 3)]
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 6 rounds")
     assert "bootstrap intervals over prompts" in figure.interval
 
 
 def test_fits_by_method() -> None:
     figure = length_fits([EVALUATION])
-    rows = {row[2]: dict(zip(figure.columns, row, strict=True)) for row in figure.rows}
-    assert rows["fixed 2"]["rounds"] == 5 and rows["fixed 2"]["mean accepted"] == pytest.approx(
-        6 / 5
-    )
-    assert rows["fixed 2"]["a"] == 6 / 8
-    assert (rows["fixed 2"]["a low"], rows["fixed 2"]["a high"]) == (3 / 5, 1)
-    assert rows["fixed 2"]["total variation"] == pytest.approx((0.05 + 0.1 + 0.05) / 2)
+    rows = records_by(figure, "method")
+    two, one = rows["fixed 2"], rows["fixed 1"]
+    assert two["rounds"] == 5 and two["mean accepted"] == pytest.approx(6 / 5)
+    assert interval(two, "a") == [6 / 8, 3 / 5, 1]
+    assert two["total variation"] == pytest.approx((0.05 + 0.1 + 0.05) / 2)
     assert figure.kind == "modelled", "a fit"
-    assert rows["fixed 1"]["a"] == 1 and rows["fixed 1"]["a low"] is None, (
-        "one prompt has no interval"
-    )
+    assert interval(one, "a") == [1, None, None], "one prompt has no interval"
 
 
 def test_a_constant_acceptance_is_found_and_fits() -> None:
@@ -76,16 +72,14 @@ def test_a_constant_acceptance_is_found_and_fits() -> None:
 
 def test_what_is_missing_is_named() -> None:
     branches = method("overlapped", "branch_point", "token", "confidence")
-    other = evaluation(
-        {"x": branches}, {"autoregressive": [plain(4)], "x": [trace([overlapped(2, 1, 3, 2)])]}
-    )
+    traces = {"autoregressive": [plain(4)], "x": [trace([overlapped(2, 1, 3, 2)])]}
     for build in (accepted_lengths, length_fits):
         with pytest.raises(Missing, match="python scripts/evaluate.py experiment=draft_lengths"):
-            build([other])
+            build([evaluation({"x": branches}, traces)])
 
 
 def test_it_draws(tmp_path: Path) -> None:
-    drawn = accepted_lengths([EVALUATION])
-    assert [path.stat().st_size > 0 for path in save(drawn, tmp_path)] == [True, True]
-    assert labels(drawn) == {("accepted draft tokens per round", "share of rounds")}
-    assert len(save(length_fits([EVALUATION]), tmp_path)) == 1
+    drawn(accepted_lengths([EVALUATION]), tmp_path)
+    axes = {("accepted draft tokens per round", "share of rounds")}
+    assert labels(accepted_lengths([EVALUATION])) == axes
+    drawn(length_fits([EVALUATION]), tmp_path)

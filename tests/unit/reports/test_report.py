@@ -3,14 +3,15 @@ read it."""
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from reports.artifacts import Artifacts, Evaluation
 from reports.figure import Entry, Figure, Missing
-from reports.figure_registry import builders, figure_registry, how_to_read
-from reports.settings import by_setting
+from reports.report import built, figure_registry, how_to_read
+from reports.runs import by_setting
 from tests.helpers.evaluation.evaluations import chain, evaluation, method, plain, trace
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +25,7 @@ WITHOUT_INPUT = {
 
 
 def lacking(entry: Entry) -> Iterator[str]:
-    for builder in builders(entry, Artifacts()):
+    for builder in entry.builders(Artifacts()):
         try:
             builder()
         except Missing as missing:
@@ -40,7 +41,7 @@ def test_each_says_what_it_needs(entry: Entry) -> None:
 
 
 def test_the_docs_say_how_to_read_each() -> None:
-    """Made by: python -m reports.figure_registry <package> > <page>"""
+    """Made by: python -m reports.report <package> > <page>"""
     for package, page in GUIDES.items():
         assert (ROOT / page).read_text() == how_to_read([package])
 
@@ -59,20 +60,14 @@ def test_a_package_in_the_working_directory_has_figures_and_a_missing_one_none(
 def test_titles_are_told_apart_and_sections_in_one_piece() -> None:
     assert len({entry.title for entry in ENTRIES}) == len(ENTRIES)
     sections = [section for section, _ in LISTED]
-    changes = [
-        section
-        for section, before in zip(sections, ["", *sections], strict=False)
-        if section != before
-    ]
+    changes = [section for section, _ in groupby(sections)]
     assert len(changes) == len(set(sections))
 
 
 def test_what_a_figure_adds_stands_behind_what_its_kind_says() -> None:
-    figure = Figure("x", "X", "ours", "exact", "1", "none", [], [], how_to_read="Here 3.")
-    entry = Entry("X", "Low is good.", lambda artifacts: [lambda: figure])
-    assert [build().how_to_read for build in builders(entry, Artifacts())] == [
-        "Low is good. Here 3."
-    ]
+    figure = Figure("x", "X", "ours", "exact", "1", [], how_to_read="Here 3.")
+    entry = Entry("X", "Low is good.", lambda artifacts: [])
+    assert built(entry, lambda: figure).how_to_read == "Low is good. Here 3."
 
 
 def decoded(
@@ -85,23 +80,16 @@ def decoded(
     )
     found.config["draft_warp"] = {"temperature": draft}
     sides = {"target": "cpu", "draft": "cpu"}
-    found.results["run"] |= {
-        "pair": {"name": name, "target": name},
-        "hardware": sides,
-        "dtypes": sides,
-    }
-    found.results["run"]["threads"] = threads
+    machine = {"hardware": sides, "dtypes": sides, "threads": threads}
+    found.results["run"] |= {"pair": {"name": name, "target": name}, **machine}
     return found
 
 
 def test_two_pairs_are_never_in_one_table() -> None:
-    artifacts = Artifacts(
-        [decoded("one", accepted=1), decoded("two", accepted=2), decoded("one", accepted=1)]
-    )
-    entry = next(
-        entry for entry in ENTRIES if entry.title == "Acceptance fitted to accepted lengths"
-    )
-    figures: list[Figure] = [build() for build in builders(entry, artifacts)]
+    found = [decoded("one", accepted=1), decoded("two", accepted=2), decoded("one", accepted=1)]
+    fits = "Acceptance fitted to accepted lengths"
+    (entry,) = (entry for entry in ENTRIES if entry.title == fits)
+    figures = [build() for build in entry.builders(Artifacts(found))]
     assert [figure.title.rpartition(" (")[2] for figure in figures] == ["one)", "two)"]
     assert [figure.column("a") for figure in figures] == [[0.5], [2 / 3]]
 
@@ -109,11 +97,8 @@ def test_two_pairs_are_never_in_one_table() -> None:
 def test_settings_are_told_apart_by_what_differs() -> None:
     found = by_setting([decoded(), decoded(draft=0.5), decoded(threads=2)])
     machine = "cpu, cpu, threads: "
-    assert [told for told, _ in found] == [
-        f"{machine}1",
-        f"{machine}1; draft at T = 0.5",
-        f"{machine}2",
-    ]
+    told = [f"{machine}1", f"{machine}1; draft at T = 0.5", f"{machine}2"]
+    assert [words for words, _ in found] == told
     assert by_setting([decoded(), decoded()])[0][0] == "" and by_setting([]) == [("", [])]
 
 

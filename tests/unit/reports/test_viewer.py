@@ -1,10 +1,18 @@
-"""What became of every token of a trace, and when: worked out by hand."""
+"""The trace viewer: what became of every token of a trace, and when, worked out by hand; and what
+its fragment of HTML holds. Whether it works is for a browser to say (tests/e2e/test_viewer.py)."""
 
+import json
+import re
 from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from evaluation.token_texts import Vocabulary
+from reports.artifacts import Evaluation
 from reports.viewer.rounds import (
     MARKS,
     MEANINGS,
@@ -17,6 +25,7 @@ from reports.viewer.rounds import (
     rule_of,
     summary,
 )
+from reports.viewer.viewer import PROMPT_END, PROMPTS, fragment
 from tests.helpers.decoding.traces import chain, overlapped, plain, tree
 
 
@@ -35,11 +44,8 @@ def test_a_chain_that_is_rejected() -> None:
     found = of(chain([4, 5, 6, 7], accepted=1, last=9))[0]
     assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back"]
     assert found.committed == [Committed(4, "accepted"), Committed(9, "residual")]
-    assert [(node.token, node.parent, node.depth, node.line) for node in found.drafted] == [
-        (4, 0, 1, 0),
-        (5, 1, 2, 0),
-        (6, 2, 3, 0),
-        (7, 3, 4, 0),
+    assert [node[:4] for node in found.drafted] == [
+        *((4, 0, 1, 0), (5, 1, 2, 0), (6, 2, 3, 0), (7, 3, 4, 0))
     ]
 
 
@@ -63,39 +69,27 @@ def test_a_tree() -> None:
 
 
 def test_candidates_are_all_rejected_where_the_path_ends() -> None:
-    assert fates(of(tree([0, 0, 2, 0], row=0, accepted=0))[0]) == [
-        "rejected",
-        "rejected",
-        "rolled back",
-        "rejected",
-    ]
+    found = of(tree([0, 0, 2, 0], row=0, accepted=0))[0]
+    assert fates(found) == ["rejected", "rejected", "rolled back", "rejected"]
 
 
 def test_p_q_and_predictions_are_those_of_the_trace() -> None:
     round_ = replace(
         chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None]
     )
-    found = of(
-        replace(round_, predicted=[0.9, 0.8, 0.7, 0.1]), rule=Rule("draft's highest probability")
-    )[0]
-    assert [(node.q, node.p, node.predicted) for node in found.drafted] == [
-        (0.5, 0.75, 0.9),
-        (0.25, 0.125, 0.8),
-        (1.0, None, 0.7),
-    ]
+    predicted = replace(round_, predicted=[0.9, 0.8, 0.7, 0.1])
+    (found,) = of(predicted, rule=Rule("draft's highest probability"))
+    numbers = [(node.q, node.p, node.predicted) for node in found.drafted]
+    assert numbers == [(0.5, 0.75, 0.9), (0.25, 0.125, 0.8), (1.0, None, 0.7)]
     assert found.unused == [0.1] and found.outcome is None
     assert [node.p for node in of(replace(round_, draft_p=[]))[0].drafted] == [None] * 3
 
 
 def test_a_class_is_no_prediction_of_a_token() -> None:
-    found = of(
-        replace(chain([4, 5], accepted=0, last=9), predicted=[2.0]), rule=Rule(picks_class=True)
-    )[0]
-    assert (
-        found.outcome == 2
-        and [node.predicted for node in found.drafted] == [None, None]
-        and not found.unused
-    )
+    round_ = replace(chain([4, 5], accepted=0, last=9), predicted=[2.0])
+    (found,) = of(round_, rule=Rule(picks_class=True))
+    assert found.outcome == 2 and not found.unused
+    assert [node.predicted for node in found.drafted] == [None, None]
 
 
 # Branches -----------------------------------------------------------------------------------------
@@ -106,9 +100,7 @@ def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
     first = overlapped(pending=[4], branches=[[5, 7, 8], [6, 9]], row=2, tokens=[4, 5], outcome=1)
     second = overlapped(pending=[7], branches=[[3]], row=0, tokens=[2], outcome=2, stage="branch")
     one, two = of(first, second)
-    assert [
-        (node.token, node.parent, node.depth, node.line, node.fate) for node in one.drafted
-    ] == [
+    assert [node[:5] for node in one.drafted] == [
         (4, 0, 1, 0, "accepted"),
         (5, 1, 2, 0, "accepted"),
         (6, 1, 2, 1, "branch"),
@@ -128,19 +120,14 @@ def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage() -> None:
     assert fates(of(first)[0]) == ["accepted", "wasted"]
     fresh = overlapped(pending=[7], branches=[], row=1, tokens=[7], outcome=1)
     one, two = of(first, fresh)
-    assert (
-        fates(one) == ["accepted", "wasted"] and one.outcome is None and fates(two) == ["accepted"]
-    )
+    assert fates(one) == ["accepted", "wasted"] and fates(two) == ["accepted"]
+    assert one.outcome is None
 
 
 def test_branches_after_a_rejection_are_rolled_back() -> None:
-    found = of(overlapped(pending=[4, 5], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[
-        0
-    ]
+    (found,) = of(overlapped([4, 5], [[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))
     assert fates(found) == ["accepted", "rejected", "rolled back", "rolled back", "rolled back"]
-    refused = of(overlapped(pending=[4], branches=[[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))[
-        0
-    ]
+    (refused,) = of(overlapped([4], [[6, 7], [8]], row=1, tokens=[4, 9], outcome=1))
     assert fates(refused) == ["accepted", "rejected", "rejected", "rolled back"]
     assert refused.committed[-1] == Committed(9, "residual")
 
@@ -149,17 +136,9 @@ def test_branches_after_a_rejection_are_rolled_back() -> None:
 
 
 def test_stages_are_laid_end_to_end() -> None:
-    seconds = {
-        "draft": 0.25,
-        "target": 0.5,
-        "sample": 0.125,
-        "verify": 0.0625,
-        "stop": 0.0,
-        "other": 0.0625,
-    }
-    first, second = of(
-        replace(chain([4], 1, 9), seconds=seconds), replace(plain(8), seconds=seconds)
-    )
+    seconds = {"draft": 0.25, "target": 0.5, "sample": 0.125, "verify": 0.0625, "other": 0.0625}
+    seconds["stop"] = 0.0
+    first, second = of(*(replace(one, seconds=seconds) for one in (chain([4], 1, 9), plain(8))))
     assert first.bars == [
         Bar("draft", "draft", 1.0, 1.25, None),
         Bar("rest", "sample", 1.25, 1.375, None),
@@ -190,12 +169,10 @@ def test_spans_are_when_they_were() -> None:
 
 def test_summary() -> None:
     seconds = dict.fromkeys(STAGES, 0.0) | {"draft": 0.25, "target": 0.75}
-    round_ = replace(
-        chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=[0.9, 0.8, 0.7, 0.125]
-    )
-    assert (
-        summary(of(round_, rule=Rule("entropy bound"))[0], 2, 7)
-        == "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it"
+    said = [0.9, 0.8, 0.7, 0.125]
+    round_ = replace(chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=said)
+    assert summary(of(round_, rule=Rule("entropy bound"))[0], 2, 7) == (
+        "Round 2 of 7: 3 drafted: 1 accepted, 1 rejected, 1 rolled back; the stop rule ended it"
         " at 0.125; 2 committed: 1 accepted, 1 residual; 1000.0 ms; draft idle 750.0 ms; target"
         " idle 250.0 ms"
     )
@@ -209,25 +186,18 @@ def test_every_kind_has_a_mark_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "rule"),
+    ("stop", "rule"),
     [
-        ("hrad", Rule(picks_class=True)),
-        ("adaedl", Rule("entropy bound on acceptance")),
-        ("fixed", Rule()),
-        ("gone", Rule()),
-        ("autoregressive", Rule()),
-        ("new", Rule()),
+        ("hrad.HRADStop", Rule(picks_class=True)),
+        ("adaedl.AdaEDL", Rule("entropy bound on acceptance")),
+        ("fixed.Fixed", Rule()),
+        ("gone.Gone", Rule()),
+        (None, Rule()),
     ],
 )
-def test_the_rule_of_a_method(method: str, rule: Rule) -> None:
-    stops = {
-        "hrad": "decoding.stopping.hrad.HRADStop",
-        "adaedl": "decoding.stopping.adaedl.AdaEDL",
-        "fixed": "decoding.stopping.fixed.Fixed",
-        "gone": "decoding.stopping.gone.Gone",
-    }
-    settings = {name: {"stop": {"_target_": stop}} for name, stop in stops.items()}
-    assert rule_of(settings.get(method, {})) == rule
+def test_the_rule_of_a_method(stop: str | None, rule: Rule) -> None:
+    settings = {"stop": {"_target_": f"decoding.stopping.{stop}"}} if stop else {}
+    assert rule_of(settings) == rule
 
 
 def test_overlap_traces_need_no_rule() -> None:
@@ -238,3 +208,93 @@ def test_overlap_traces_need_no_rule() -> None:
 
 def test_a_request_without_rounds() -> None:
     assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
+
+
+# The fragment ------------------------------------------------------------------------------------
+
+NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
+
+
+def request(number: int, method: str) -> Trace:
+    rounds = [plain(4)] if method == "autoregressive" else [chain([4, 5], accepted=1, last=9)]
+    tokens = [token for round_ in rounds for token in round_.tokens]
+    return Trace(3, tokens, rounds, 1.0, 9.0, prompt_id=f"p{number}", dataset="a", method=method)
+
+
+def evaluation(name: str = "x", prompts: int = 2, repeats: int = 1) -> Evaluation:
+    config = {"repeats": repeats, "warp": {"temperature": 1.0}, "method": {}}
+    methods = ("autoregressive", "confidence")
+    traces = {m: [request(i, m) for _ in range(repeats) for i in range(prompts)] for m in methods}
+    return Evaluation(Path("runs") / name, {"run": {"config": config}}, traces)
+
+
+def data(html: str) -> Any:
+    (found,) = re.findall('<script type="application/json" id="viewer-data">(.*?)</script>', html)
+    return json.loads(found)
+
+
+def test_tokens_cannot_leave_the_data() -> None:
+    one = evaluation()
+    html = fragment([one], {one.folder: Vocabulary({4: NASTY}, {("a", "p0"): NASTY})})
+    assert html.count("<script") == html.count("</script>") == 2
+    run = data(html)["runs"][0]
+    assert run["texts"] == {"4": NASTY, "5": "[5]", "9": "[9]"} | run["texts"]
+    assert run["prompts"][0] == ["a p0", NASTY]
+
+
+def test_the_numbers_of_a_round() -> None:
+    run = data(fragment([evaluation()], {}))["runs"][0]
+    names = [method["name"] for method in run["methods"]]
+    assert names == ["confidence", "autoregressive"], "what drafts first"
+    text, class_, drafted, committed, _, start, long = run["methods"][0]["requests"][0]["rounds"][0]
+    assert text.startswith("Round 1 of 1: 2 drafted: 1 accepted, 1 rejected") and class_ is None
+    assert drafted == [[4, 1, 0, 0, 0.5, None, None], [5, 2, 0, 1, 0.5, None, None]]
+    assert committed == [[4, 0], [9, 6]]
+    assert (start, long) == (1_000_000, 60_000)
+
+
+def test_few_prompts_of_the_first_repeat() -> None:
+    many = evaluation(prompts=PROMPTS + 3, repeats=2)
+    names = [name for name, _ in data(fragment([many], {}))["runs"][0]["prompts"]]
+    assert names == [f"a p{i}" for i in range(PROMPTS)]
+    few = data(fragment([evaluation(prompts=3, repeats=2)], {}))["runs"][0]
+    assert [len(part) for part in (few["prompts"], *(m["requests"] for m in few["methods"]))] == [
+        *(3, 3, 3)
+    ]
+
+
+def test_many_evaluations_share_the_page() -> None:
+    html = fragment([evaluation(str(number), prompts=9) for number in range(6)], {})
+    assert {len(run["prompts"]) for run in data(html)["runs"]} == {4} and "first 4 prompts" in html
+
+
+def test_a_long_prompt_is_shown_from_its_end() -> None:
+    one = evaluation(prompts=1)
+    text = Vocabulary({}, {("a", "p0"): "a" * 1000 + "b" * PROMPT_END})
+    shown = data(fragment([one], {one.folder: text}))
+    assert shown["runs"][0]["prompts"][0][1] == "b" * PROMPT_END
+
+
+def test_nothing_to_show() -> None:
+    assert fragment([], {}) == ""
+
+
+class Names(HTMLParser):
+    """Ids and classes, and what would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.names += [name for key in ("id", "class") for name in (values.get(key) or "").split()]
+        self.links += [values[key] or "" for key in ("src", "href") if key in values]
+
+
+def test_it_minds_its_own_names_and_fetches_nothing() -> None:
+    html, found = fragment([evaluation()], {}), Names()
+    found.feed(html)
+    assert found.names and all(name.startswith("viewer") for name in found.names)
+    assert found.links == [] and "http" not in html and "url(" not in html
