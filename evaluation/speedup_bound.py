@@ -1,7 +1,7 @@
 """How a draft matches its target along the responses of plain decoding, and the speed-up that its
 acceptance and the costs of forwards allow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from evaluation.table import by_dataset, timed
 from evaluation.timeline import COST_ROWS, Devices, measured_devices
 
 TINY = 1e-30
-TOGETHER = 128  # places of a response from which drafts are followed by one forward
+TOGETHER = 128  # positions of a response from which drafts are followed by one forward
 
 
 @dataclass(frozen=True)
@@ -53,44 +53,34 @@ def match(
     for lm in (pair.target, pair.draft):
         lm.reset()
         logits.append(lm.forward(text, logits=rows).logits)
-    p, q = (of.softmax(-1) for of in logits)
-    said_p, first = (
-        distribution.probs(of).gather(-1, tokens[:, None])[:, 0]
-        for distribution, of in zip((warp, draft_warp), logits, strict=True)
+    p, q = (each.softmax(-1) for each in logits)
+    p_response, q_first = (
+        distribution.probs(each).gather(-1, tokens[:, None])[:, 0]
+        for distribution, each in zip((warp, draft_warp), logits, strict=True)
     )
     depths = min(longest, len(tokens)) if pair.draft.reads_target else 1
-    said_q = first.new_zeros(depths, len(tokens))
-    said_q[0] = first
-    if depths > 1:
-        _say_later(said_q, pair.draft, len(prompt), tokens, draft_warp)
+    q_response = q_first.new_zeros(depths, len(tokens))
+    q_response[0] = q_first
+    for first in range(0, len(tokens) if depths > 1 else 0, TOGETHER):
+        anchors = torch.arange(first, min(first + TOGETHER, len(tokens)))
+        drafted = drafted_logits(pair.draft, len(prompt), tokens, anchors, depths - 1)
+        for depth, each in enumerate(drafted, 1):
+            drawn = anchors[anchors + depth < len(tokens)] + depth
+            probs = draft_warp.probs(each[: len(drawn)].to(q_first.dtype))
+            q_response[depth, drawn] = probs.gather(-1, tokens[drawn, None])[:, 0]
     return Match(
         torch.minimum(p, q).sum(-1),
         p.argmax(-1) == q.argmax(-1),
-        (said_q / said_p.clamp_min(TINY)).clamp_max(1),
+        (q_response / p_response.clamp_min(TINY)).clamp_max(1),
     )
-
-
-def _say_later(
-    said_q: Tensor, draft: Any, prompt_tokens: int, tokens: Tensor, draft_warp: Warp
-) -> None:
-    """Write rows 1 and on of `said_q` [D, T]: the draft's probability of each of `tokens` [T] when
-    it has drafted the d before it itself."""
-    depths = len(said_q) - 1
-    for start in range(0, len(tokens), TOGETHER):
-        some = torch.arange(start, min(start + TOGETHER, len(tokens)))
-        logits = drafted_logits(draft, prompt_tokens, tokens, some, depths)
-        for depth, of in enumerate(logits, 1):
-            place = some[some + depth < len(tokens)] + depth
-            probs = draft_warp.probs(of[: len(place)].to(said_q.dtype))
-            said_q[depth, place] = probs.gather(-1, tokens[place, None])[:, 0]
 
 
 def drafted_logits(
     draft: Any, start: int, tokens: Tensor, anchors: Tensor, depths: int
 ) -> Iterator[Tensor]:
-    """[A, V] of the draft when it has drafted 1, 2, ..., `depths` of a response's `tokens` [T]
-    itself, from each of `anchors` [A] on: its logits for the token after them. start: tokens of the
-    prompt; it has prompt and response but its last token cached, and has them again at the end.
+    """Yield the draft's logits [A, V] when it has drafted 1, 2, ..., `depths` of a response's
+    `tokens` [T] itself, from each of `anchors` [A] on, for the token after them. start: tokens of
+    the prompt; it has prompt and response but its last token cached, and has them again at the end.
     Where the response ends earlier they mean nothing."""
     base, own = draft.length, torch.eye(len(anchors), dtype=torch.bool)
     rows = start - 1 + anchors
@@ -103,8 +93,8 @@ def drafted_logits(
 
 
 def expected_rounds(chance: Sequence[Sequence[float]], gamma: int) -> float:
-    """Rounds in which drafts of `gamma` tokens, verified token by token, make the response,
-    expected over all coins.
+    """Return the rounds in which drafts of `gamma` tokens, verified token by token, make the
+    response, expected over all verdicts.
 
     chance: [D, T], of each token that it is the draft's (`Match`); of more than D tokens drafted,
     the last row. A round ends with the first token that is not, or with the one after the draft.
@@ -114,9 +104,9 @@ def expected_rounds(chance: Sequence[Sequence[float]], gamma: int) -> float:
     for first in range(count):
         rounds += begins[first]
         reached = begins[first]
-        for place in range(first, min(first + gamma, count)):
-            kept = chance[min(place - first, len(chance) - 1)][place]
-            begins[place + 1] += reached * (1 - kept)
+        for token in range(first, min(first + gamma, count)):
+            kept = chance[min(token - first, len(chance) - 1)][token]
+            begins[token + 1] += reached * (1 - kept)
             reached *= kept
         begins[first + gamma + 1] += reached
     return rounds
@@ -133,17 +123,14 @@ class SpeedupBound:
 
 
 def speedup_bound(chances: Sequence[Tensor], devices: Devices, longest: int) -> SpeedupBound:
-    """The best draft length from 1 to `longest`. chances: [D, T] of each response (`Match`)."""
-    tokens, values = (
-        sum(chance.shape[1] for chance in chances),
-        [chance.tolist() for chance in chances],
-    )
-    found = []
+    """Return the best draft length from 1 to `longest`. chances: [D, T] of each response."""
+    tokens, values = sum(each.shape[1] for each in chances), [each.tolist() for each in chances]
+    bounds = []
     for gamma in range(1, longest + 1):
         rounds = sum(expected_rounds(chance, gamma) for chance in values)
         seconds = rounds * (gamma * devices.draft(1) + devices.target(gamma + 1))
-        found.append(SpeedupBound(gamma, tokens / rounds, tokens * devices.target(1) / seconds))
-    return max(found, key=lambda one: one.speedup)
+        bounds.append(SpeedupBound(gamma, tokens / rounds, tokens * devices.target(1) / seconds))
+    return max(bounds, key=lambda bound: bound.speedup)
 
 
 # Along plain decoding -----------------------------------------------------------------------------
@@ -161,43 +148,36 @@ def draft_along(
     the responses of plain decoding, with the best draft length up to `longest`.
 
     prompts [n] and plain: the same requests."""
-    texts = [
-        [*prompt.tolist(), *trace.tokens] for prompt, trace in zip(prompts, plain, strict=True)
-    ]
-    devices = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], longest + 1)
+    requests = list(zip(prompts, plain, strict=True))
+    texts = sorted(([*prompt.tolist(), *trace.tokens] for prompt, trace in requests), key=len)
+    devices = measured_devices(pair, texts[len(texts) // 2], longest + 1)
     matches = [
-        match(pair, prompt, trace.tokens, warp, draft_warp, longest)
-        for prompt, trace in zip(prompts, plain, strict=True)
+        match(pair, prompt, trace.tokens, warp, draft_warp, longest) for prompt, trace in requests
     ]
-    rows = timed({"": plain})
     found = {
         name: _summary([matches[number] for number in part.index], devices, longest)
-        for name, part in by_dataset(rows).items()
+        for name, part in by_dataset(timed({"": plain})).items()
     }
-    counts = [count for count in COST_ROWS if count <= longest + 1]
-    costs = {
-        "draft": devices.draft(1),
-        "target": {str(count): devices.target(count) for count in counts},
-    }
-    return {"seconds": costs, "match": found}
+    rows = [count for count in COST_ROWS if count <= longest + 1]
+    target = {str(count): devices.target(count) for count in rows}
+    return {"seconds": {"draft": devices.draft(1), "target": target}, "match": found}
 
 
 def _summary(matches: Sequence[Match], devices: Devices, longest: int) -> dict[str, Any]:
-    """Return what one dataset's responses say."""
-    depths = max(len(one.chance) for one in matches)
+    """Return what one dataset's responses say, means over all positions."""
+
+    def mean(values: Iterable[Tensor]) -> float:
+        return float(torch.cat(list(values)).double().mean())
+
+    chances = [match.chance for match in matches]
     return {
-        "positions": sum(len(one.overlap) for one in matches),
-        "overlap": _mean([one.overlap for one in matches]),
-        "greedy": _mean([one.greedy for one in matches]),
-        "accepted": _mean([one.chance[0] for one in matches]),
+        "positions": sum(len(match.overlap) for match in matches),
+        "overlap": mean(match.overlap for match in matches),
+        "greedy": mean(match.greedy for match in matches),
+        "accepted": mean(chance[0] for chance in chances),
         "accepted_after": [
-            _mean([one.chance[depth, depth:] for one in matches if depth < len(one.chance)])
-            for depth in range(1, depths)
+            mean(chance[depth, depth:] for chance in chances if depth < len(chance))
+            for depth in range(1, max(map(len, chances)))
         ],
-        "speedup_bound": asdict(speedup_bound([one.chance for one in matches], devices, longest)),
+        "speedup_bound": asdict(speedup_bound(chances, devices, longest)),
     }
-
-
-def _mean(values: Sequence[Tensor]) -> float:
-    """Return the mean over all positions of all responses."""
-    return float(torch.cat(list(values)).double().mean())

@@ -17,10 +17,8 @@ from decoding.interfaces import Pair
 from decoding.trace import RoundTrace, StageTrace, Trace
 from evaluation.table import BASELINE, MODELLED, target_rows
 
-TABLES = (
-    "measured",
-    "pipeline",
-)  # cost tables that are no ratios; pipeline: a target on two devices
+TABLES = ("measured", "pipeline")
+"""Cost tables that are no ratios; pipeline: a target on two devices."""
 COST_ROWS, COST_REPEATS = (1, 2, 3, 4, 6, 9, 17, 33), 5
 Seconds = Callable[[int], float]
 """Seconds of one forward by its number of rows."""
@@ -48,27 +46,23 @@ class Devices:
 
 def modelled_seconds(trace: Trace, devices: Devices) -> float:
     """Return the modelled seconds of the whole decode, prefill excluded."""
-    return sum(
-        _overlapped(r, r.overlap, devices) if r.overlap else _in_turn(r, devices)
-        for r in trace.rounds
-    )
+    return sum(_seconds(round_, devices) for round_ in trace.rounds)
 
 
-def _in_turn(round_: RoundTrace, devices: Devices) -> float:
-    """Return the sum over both models. The forwards of a draft share its tokens evenly."""
+def _seconds(round_: RoundTrace, devices: Devices) -> float:
+    """Return the sum over both models, where the forwards of a draft share its tokens evenly; of
+    models side by side the draft stage plus the longer of what the two do."""
+    stages, target = round_.overlap, devices.target(target_rows(round_))
     nodes, forwards = len(round_.draft_tokens), round_.draft_forwards
-    rows = -(-nodes // forwards) if forwards else 0
-    return forwards * devices.draft(max(1, rows)) + devices.target(target_rows(round_))
-
-
-def _overlapped(round_: RoundTrace, stages: StageTrace, devices: Devices) -> float:
-    """Return the draft stage plus the longer of what the two models do side by side."""
-    steps = [
-        devices.draft(rows) for rows in branch_rows(stages, round_.draft_forwards - stages.alone)
-    ]
-    return stages.alone * devices.draft(1) + _side_by_side(
-        steps, devices.target(target_rows(round_)), devices
-    )
+    if stages is None:
+        rows = -(-nodes // forwards) if forwards else 0
+        return forwards * devices.draft(max(1, rows)) + target
+    alone, half = stages.alone * devices.draft(1), target / 2
+    steps = [devices.draft(rows) for rows in branch_rows(stages, forwards - stages.alone)]
+    if not devices.pipeline:
+        return alone + max(sum(steps), target)
+    cuts = range(len(steps) + 1)
+    return alone + min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in cuts)
 
 
 def branch_rows(stages: StageTrace, forwards: int) -> list[int]:
@@ -79,13 +73,6 @@ def branch_rows(stages: StageTrace, forwards: int) -> list[int]:
         sum(len(branch) > depth for branch in stages.branches) for depth in range(1, longest)
     ]
     return [1] * (forwards - len(growing)) + growing
-
-
-def _side_by_side(steps: Sequence[float], target: float, devices: Devices) -> float:
-    if not devices.pipeline:
-        return max(sum(steps), target)
-    half = target / 2
-    return min(max(half, sum(steps[:n])) + max(half, sum(steps[n:])) for n in range(len(steps) + 1))
 
 
 # Cost tables by name ------------------------------------------------------------------------------
@@ -104,20 +91,16 @@ def priced(
     names: measured, pipeline, or speed ratios; prompts [n]: what the first traces of plain decoding
     continue."""
     devices = {f"c={c:g}": Devices.of_ratio(c) for c in names if c not in TABLES}
+    decoded = [trace for policy in traces.values() for trace in policy]
     if asked := [name for name in TABLES if name in names]:
-        texts = [
-            [*prompt.tolist(), *trace.tokens]
-            for prompt, trace in zip(prompts, traces[BASELINE], strict=False)
-        ]
-        every = (trace for decoded in traces.values() for trace in decoded)
-        widest = max(target_rows(round_) for trace in every for round_ in trace.rounds)
-        here = measured_devices(pair, sorted(texts, key=len)[len(texts) // 2], widest)
+        plain = zip(prompts, traces[BASELINE], strict=False)
+        texts = sorted(([*prompt.tolist(), *trace.tokens] for prompt, trace in plain), key=len)
+        widest = max(target_rows(round_) for trace in decoded for round_ in trace.rounds)
+        here = measured_devices(pair, texts[len(texts) // 2], widest)
         devices = {name: replace(here, pipeline=name == "pipeline") for name in asked} | devices
     columns = {
-        f"{MODELLED} {name}": [
-            modelled_seconds(trace, one) for decoded in traces.values() for trace in decoded
-        ]
-        for name, one in devices.items()
+        f"{MODELLED} {name}": [modelled_seconds(trace, each) for trace in decoded]
+        for name, each in devices.items()
     }
     return measurements.assign(**columns)
 

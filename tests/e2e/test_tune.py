@@ -185,7 +185,8 @@ def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
     evaluated(tiny_pair_dir, only)
     assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
     few = (*base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none")
-    for changed, part in ((warp, "warp"), ({"pair": {**found["pair"], "draft": "x"}}, "pair")):
+    another = {"pair": {**found["pair"], "draft": "whole another"}}
+    for changed, part in ((warp, "warp"), (another, "pair")):
         thresholds.write(Path(FILE), found | changed)
         message = refused(evaluate, *few, f"thresholds={FILE}")
         assert f"thresholds: {FILE} was tuned for another {part}. Tune this one: pyth" in message

@@ -28,7 +28,6 @@ from evaluation.expect import (
     expected_counts,
     in_context,
     measured,
-    positions,
 )
 from evaluation.table import ratio
 from runtime.errors import UserError
@@ -76,12 +75,12 @@ def test_token_by_token_it_is_the_closed_form() -> None:
     models = pair()
     context = prefilled(models)
     outlook = chain(models).outlook(context, Sampler.seeded(3))
-    said, kept, expected = TEXT.tokens[:5].tolist(), 1.0, 0.0
+    text, kept, expected = TEXT.tokens[:5].tolist(), 1.0, 0.0
     for token in outlook.draft.token:
-        p, q = (model.distribution(tuple(said))[token] for model in (models.target, models.draft))
+        p, q = (model.distribution(tuple(text))[token] for model in (models.target, models.draft))
         kept *= min(1.0, float(p / q))
         expected += kept
-        said.append(token)
+        text.append(token)
     assert len(outlook.draft) == outlook.forwards == 4
     accepted, _ = expected_counts(outlook.draft, outlook.verdict.end_prob)
     assert accepted == pytest.approx(expected, abs=1e-6)
@@ -107,7 +106,7 @@ def test_the_caches_are_left_as_they_were() -> None:
 def test_a_prefill_for_each_context_gives_the_same() -> None:
     models = pair()
     found = dict(along({"a": chain(models)}, models, TEXT, Plan(4, 2, 0)))
-    assert list(found) == [3 + at for at in reversed(positions(9, 4))]
+    assert list(found) == [10, 8, 6, 4]
     for length in found:
         alone = Text("toy", "a", TEXT.tokens[: length + 1], length)
         again = dict(along({"a": chain(models)}, models, alone, Plan(1, 2, 0)))
@@ -132,17 +131,13 @@ def test_the_same_method_differs_by_nothing() -> None:
     assert difference(rows, "block", "a", "drafted").value == 0
 
 
-def test_means_are_over_contexts() -> None:
+def test_means_are_over_contexts_which_are_spread() -> None:
     one, two = Expected(1, 2, 3, 4), Expected(3, 4, 5, 6)
     turns = {("toy", "a"): {"m": [one, one, one]}, ("toy", "b"): {"m": [two]}}
     assert ratio(measured(turns), "accepted", "rounds").value == 1.5
-
-
-@pytest.mark.parametrize(
-    ("length", "count", "expected"), [(8, 2, [2, 6]), (3, 8, [0, 1, 2]), (64, 1, [32])]
-)
-def test_positions_are_spread(length: int, count: int, expected: list[int]) -> None:
-    assert positions(length, count) == expected
+    for length, count, expected in ((8, 2, [2, 6]), (3, 8, [0, 1, 2]), (64, 1, [32])):
+        text = Text("toy", "a", torch.zeros(5 + length), 5)
+        assert Plan(count, 1, 0).lengths(text) == [5 + position for position in expected]
 
 
 def test_beyond_the_context_of_the_draft_nothing_is_drafted() -> None:

@@ -1,104 +1,86 @@
-"""Modelled time against counts small enough to price by hand."""
+"""Modelled time against counts small enough to price by hand, and the bound of the speed-up that a
+draft's acceptance allows."""
+
+import math
+from itertools import product
 
 import pytest
+import torch
 
+from decoding.sampling import Warp
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
+from evaluation.speedup_bound import expected_rounds, match, speedup_bound
 from evaluation.table import compare, over, prompts, timed
 from evaluation.timeline import Devices, branch_rows, modelled_seconds, priced
+from tests.helpers.models.tiny_pair import tiny_pair
 
 C5 = Devices.of_ratio(5)
+BY_ROWS = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
+PIPELINE = Devices(C5.draft, C5.target, pipeline=True)
 
 
 def trace(*rounds: RoundTrace) -> Trace:
-    return Trace(
-        3, [token for round_ in rounds for token in round_.tokens], list(rounds), 9.0, 99.0
-    )
+    tokens = [token for round_ in rounds for token in round_.tokens]
+    return Trace(3, tokens, list(rounds), 9.0, 99.0)
 
 
-def chain(drafted: int, committed: int) -> RoundTrace:
+def chain(drafted: int, committed: int = 1, extra: int = 0, forwards: int = -1) -> RoundTrace:
     """A round in turn; prefill and measured seconds must not matter."""
-    tokens = list(range(drafted))
-    return RoundTrace(
-        tokens,
-        list(range(drafted)),
-        [0.5] * drafted,
-        0,
-        0,
-        [7] * committed,
-        [],
-        drafted,
-        dict.fromkeys(STAGES, 1.0),
-    )
-
-
-def overlapped(
-    pending: int, alone: int, beside: int, branches: int, committed: int = 1
-) -> RoundTrace:
-    round_ = chain(pending, committed)
-    round_.draft_forwards = alone + beside
-    round_.overlap = StageTrace(
-        "draft", 1, pending, alone + beside, alone, [[1]] * branches, 0, 0, []
-    )
+    tokens, seconds = list(range(drafted)), dict.fromkeys(STAGES, 1.0)
+    ran = drafted if forwards < 0 else forwards
+    parts = (tokens, tokens, [0.5] * drafted, 0, 0, [7] * committed, [], ran, seconds)
+    round_ = RoundTrace(*parts)
+    round_.extra_rows = extra
     return round_
 
 
-def test_in_turn_is_a_sum() -> None:
-    assert modelled_seconds(trace(chain(0, 1), chain(3, 2)), C5) == 5 + (3 + 5)
+def overlapped(
+    pending: int, alone: int, beside: int, branches: list[list[int]], committed: int = 1
+) -> RoundTrace:
+    round_ = chain(pending, committed, forwards=alone + beside)
+    steps = alone + beside
+    round_.overlap = StageTrace("draft", 1, pending, steps, alone, branches, 0, 0, [])
+    return round_
 
 
-@pytest.mark.parametrize(("beside", "seconds"), [(0, 5), (4, 5), (7, 7)])
-def test_side_by_side_is_the_longer_of_the_two(beside: int, seconds: float) -> None:
-    assert modelled_seconds(trace(overlapped(2, 0, beside, 3)), C5) == seconds
+GROWING = overlapped(2, 1, 3, [[1, 2, 3], [1], [1, 2]])
 
 
-def test_the_draft_stage_comes_before() -> None:
-    assert modelled_seconds(trace(overlapped(2, 3, 4, 3)), C5) == 3 + 5
+@pytest.mark.parametrize(
+    ("rounds", "devices", "seconds"),
+    [
+        ([chain(0), chain(3, 2)], C5, 5 + (3 + 5)),
+        # side by side it is the longer of the two, after the draft stage
+        *(([overlapped(2, 0, beside, [[1]] * 3)], C5, max(5, beside)) for beside in (0, 4, 7)),
+        ([overlapped(2, 3, 4, [[1]] * 3)], C5, 3 + 5),
+        # rows are priced: of a tree the nodes of its layer, those beyond the draft
+        ([chain(3)], BY_ROWS, 3 * 0.1 + 14),
+        ([chain(3, extra=20)], Devices(lambda rows: 0.0, float), 24),
+        ([chain(6, forwards=2)], Devices(float, lambda rows: 100.0), 2 * 3 + 100),
+        ([GROWING], BY_ROWS, 0.1 + 13),
+        ([GROWING], Devices(BY_ROWS.draft, lambda rows: 0.0), 0.1 + 0.4),
+        # whole draft steps in each half of 2.5: two and two fit, a fifth makes one half last 3
+        *(
+            ([overlapped(1, 0, forwards, [[1]] * 2)], PIPELINE, seconds)
+            for forwards, seconds in ((0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9))
+        ),
+    ],
+)
+def test_modelled_seconds(rounds: list[RoundTrace], devices: Devices, seconds: float) -> None:
+    assert modelled_seconds(trace(*rounds), devices) == pytest.approx(seconds)
 
 
-def test_rows_are_priced() -> None:
-    devices = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
-    assert modelled_seconds(trace(chain(3, 1)), devices) == pytest.approx(3 * 0.1 + 14)
-    round_ = overlapped(2, 1, 3, 0)
-    round_.overlap.branches = [
-        [1, 2, 3],
-        [1],
-        [1, 2],
-    ]  # the tip's own forward, then two that grow, then one
-    assert branch_rows(round_.overlap, 3) == [1, 2, 1]
-    assert modelled_seconds(trace(round_), devices) == pytest.approx(0.1 + 13)
-    assert modelled_seconds(
-        trace(round_), Devices(devices.draft, lambda rows: 0.0)
-    ) == pytest.approx(0.1 + 0.4)
-
-
-def test_rows_beyond_the_draft_are_priced() -> None:
-    round_ = chain(3, 1)
-    round_.extra_rows = 20
-    assert modelled_seconds(trace(round_), Devices(lambda rows: 0.0, float)) == 24
-
-
-def test_a_tree_forward_has_the_nodes_of_its_layer() -> None:
-    round_ = chain(6, 1)
-    round_.draft_forwards = 2
-    devices = Devices(draft=lambda rows: float(rows), target=lambda rows: 100.0)
-    assert modelled_seconds(trace(round_), devices) == 2 * 3 + 100
-
-
-@pytest.mark.parametrize(("forwards", "seconds"), [(0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9)])
-def test_a_pipelined_target_leaves_halves_to_the_draft(forwards: int, seconds: float) -> None:
-    """Whole draft steps in each half of 2.5: two and two fit, a fifth makes one half last 3."""
-    devices = Devices(C5.draft, C5.target, pipeline=True)
-    assert modelled_seconds(trace(overlapped(1, 0, forwards, 2)), devices) == seconds
+def test_rows_of_branches() -> None:
+    """The tip's own forward, then two that grow, then one."""
+    assert branch_rows(GROWING.overlap, 3) == [1, 2, 1]
 
 
 def test_counts_and_prices_of_both_models_side_by_side() -> None:
     def round_(pending: int, accepted: int, branch: bool, steps: int, lost: int) -> RoundTrace:
-        stages = StageTrace("draft", 1, pending, steps, 1, [[0, 0]], lost, 0, [])
-        found = chain(pending + 1, 0)
-        found.tokens, found.accepted = [0] * (accepted + 1), accepted + branch
-        found.draft_parents = [*range(pending), pending]
+        found = chain(pending + 1, accepted + 1, forwards=3)
+        found.accepted, found.draft_parents = accepted + branch, [*range(pending), pending]
         found.row = pending + 1 if branch else accepted
-        found.draft_forwards, found.overlap = 3, stages
+        found.overlap = StageTrace("draft", 1, pending, steps, 1, [[0, 0]], lost, 0, [])
         return found
 
     first = trace(round_(2, 2, True, 4, 0), round_(2, 1, False, 5, 3))
@@ -112,13 +94,59 @@ def test_counts_and_prices_of_both_models_side_by_side() -> None:
 
 
 def test_speedup_is_per_token() -> None:
-    plain = trace(*[chain(0, 1)] * 6)
-    traces = {
-        "autoregressive": [plain],
-        "m": [trace(overlapped(3, 0, 4, 1, committed=4))],
-        "nothing": [trace()],
-    }
-    rows = priced(timed(traces), traces, [5], None, [])
-    found = compare(rows, below="modelled c=5")
-    assert found["autoregressive"].value == 1 and found["nothing"].value == 0
-    assert found["m"].value == pytest.approx(4)
+    drafting = trace(overlapped(3, 0, 4, [[1]], committed=4))
+    traces = {"autoregressive": [trace(*[chain(0)] * 6)], "m": [drafting], "nothing": [trace()]}
+    found = compare(priced(timed(traces), traces, [5], None, []), below="modelled c=5")
+    values = [found[name].value for name in traces]
+    assert values == pytest.approx([1, 4, 0])
+
+
+# The bound ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
+    chance = [0.3, 0.0, 0.9, 1.0, 0.5]
+
+    def rounds(coins: tuple[bool, ...]) -> int:
+        start = count = 0
+        while start < len(coins):
+            kept = [*coins[start : start + gamma], False].index(False)
+            start, count = start + kept + 1, count + 1
+        return count
+
+    expected = sum(
+        rounds(coins)
+        * math.prod(a if coin else 1 - a for a, coin in zip(chance, coins, strict=True))
+        for coins in product((False, True), repeat=len(chance))
+    )
+    assert expected_rounds([chance], gamma) == pytest.approx(expected)
+    # the first token of a draft is always the target's, a later one never is
+    assert expected_rounds([[1.0] * 6, [0.0] * 6], gamma) == 3
+
+
+def test_the_bound_takes_the_best_length() -> None:
+    devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
+    for chance, gamma, tokens, speedup in (
+        (torch.ones(1, 40), 3, 4, 4 / 1.3),
+        (torch.zeros(1, 40), 1, 1, 1 / 1.1),
+    ):
+        bound = speedup_bound([chance], devices, 3)
+        assert (bound.gamma, bound.tokens_per_round) == (gamma, tokens)
+        assert bound.speedup == pytest.approx(speedup)
+
+
+def test_a_draft_matches_itself_and_greedy_chances_are_agreements() -> None:
+    pair, prompt = tiny_pair(), torch.tensor([3, 4, 5])
+    greedy, warp, response = Warp(0.0), Warp(1.0), list[int]()
+    for _ in range(12):
+        pair.target.reset()
+        text = torch.cat([prompt, torch.tensor(response, dtype=torch.long)])
+        response.append(int(pair.target.forward(text).logits[-1].argmax()))
+    found = match(pair, prompt, response, greedy, greedy)
+    assert found.chance[0].tolist() == found.greedy.double().tolist()
+    assert 0 < found.chance.mean() < 1
+    sampled = match(pair, prompt, response, warp, warp)
+    assert ((sampled.overlap > 0) & (sampled.overlap < 1)).all() and sampled.chance.max() <= 1
+    pair.draft = pair.target
+    assert match(pair, prompt, response, warp, warp).overlap.allclose(torch.ones(12))
