@@ -1,272 +1,477 @@
-"""Decode and harvest on a device and on the host, and say whether they agree."""
+"""Decode and harvest on a device and on the host: do they agree, near ties listed, and how fast is
+the device?"""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
+from data_gen.harvest import Progress, label_chunk, outputs_on
 from data_gen.prompts import load_prompts
 from data_gen.requests import Request, make_requests
 from data_gen.settings import HarvestSettings
-from decoding.models.context import context_limit
-from decoding.models.draft_model import beside
-from decoding.models.eagle.checkpoint import find_checkpoint
-from decoding.models.eagle.draft import FILE as MAPS
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.overlapped import OverlappedEngine
+from decoding.engines.serial import SerialEngine
+from decoding.models.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
-from decoding.models.options import load_config, resolve_dtype, source_of
-from decoding.models.recurrent import cached, refuse_recurrent
-from decoding.models.support import auto_class, text_part
-from decoding.sampling import Warp
-from decoding.settings import ModelSettings, Pair
+from decoding.models.options import first_line
+from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
+from decoding.structures.chain import Chain
+from decoding.structures.dyspec import DySpecHeap
+from decoding.trace import Trace
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
 from evaluation.baselines.generate import GenerateEngine
-from evaluation.device import agreement, memory, speeds
-from evaluation.device.memory import Peak
+from evaluation.decode import Engine
+from evaluation.lossless import greedy_differences
 from evaluation.table import markdown
 from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign
+from runtime.job import command_line
 from runtime.json_files import write_checksummed
 
 NAME, PAGE = "device.json", "device.md"
-LACKS = "{}: this machine has no {}"
-UNTIMED = "speeds and memory: the check ended before"
+GAMMA, NODES = 4, 12
+GREEDY, SAMPLED = Warp(0.0), Warp()
+CLOSE = 1e-3  # two numbers of a record, in float32, that differ by rounding
+TIMED = ("plain", "chain, token-wise")
+UNEQUAL = ("near_ties", "faults")
+FAULT = (
+    "A fault? Attach this page and the JSON file beside it to the report, with the output of"
+    " `python -m torch.utils.collect_env` and the command."
+)
+Make = Callable[[ModelPair, Warp], Engine]
+
+
+def _serial(structure: Any, verifier: Any) -> Make:
+    def make(pair: ModelPair, warp: Warp) -> Engine:
+        eos_ids = frozenset(pair.eos_ids)
+        return SerialEngine(pair, structure, Never(), verifier, warp, SAMPLED, eos_ids)
+
+    return make
+
+
+def _overlapped(overlap: bool) -> Make:
+    """Return what makes SpecBranch without H-RAD."""
+
+    def make(pair: ModelPair, warp: Warp) -> Engine:
+        structure: Any = BranchPoint(GAMMA, 3)
+        parts = (structure, Confidence(0.4), TokenVerifier(), RrswVerifier(), warp, SAMPLED)
+        return OverlappedEngine(pair, *parts, overlap=overlap, eos_ids=frozenset(pair.eos_ids))
+
+    return make
+
+
+ENGINES: Mapping[str, Make] = {
+    "plain": lambda pair, warp: AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids)),
+    "chain, token-wise": _serial(Chain(GAMMA), TokenVerifier()),
+    "chain, block": _serial(Chain(GAMMA), BlockVerifier()),
+    "tree (DySpec), RRSw": _serial(DySpecHeap(NODES), RrswVerifier()),
+    "SpecBranch, in turn": _overlapped(False),
+}
+RUNS_BESIDE = ("SpecBranch, in turn",)  # not with a draft that reads its target
+
+
+def check(cfg: DictConfig) -> None:
+    """Write `out`/device.json and device.md: first whether host and device agree, then speeds and
+    memory. Raises UserError where there is no such device, or where it differs from the host."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, NAME)
+    device, second = chosen(cfg.device, cfg.second)
+    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
+    requests, equal = compared(cfg, settings, device, second)
+    name = "the host" if device == "cpu" else torch.cuda.get_device_name(device)
+    facts: dict[str, Any] = {
+        "device": f"{device} ({name})",
+        "command": command_line(),
+        "setup": {},
+        "agreement": {what: asdict(each) for what, each in equal.items()},
+        "speeds": {},
+        "memory": {},
+        "skipped": ["speeds and memory: the check ended before"],
+        "verdict": verdict(equal),
+    }
+    report(out, facts)
+    print(f"{facts['verdict']} Saved {out / PAGE}. Speeds follow", file=sys.stderr)
+    try:
+        facts |= measure(requests, settings, cfg, device, second)
+    except torch.OutOfMemoryError as error:
+        remedy = "Lower harvest.batch_size or take a smaller pair"
+        raise UserError(f"harvest.batch_size: {first_line(error)}. {remedy}") from error
+    print(f"\n{report(out, facts)}\nsaved {out / NAME} and {out / PAGE}")
+    if any(each.faults for each in equal.values()):
+        raise UserError(
+            f"device: it differs from the host. See {out / PAGE}, and attach both files to a report"
+        )
 
 
 def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
-    """The device to check and another one, or None. Raises UserError where they are not there."""
-    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if device is None and not there:
+    """Return the device to check and another one, or None. Raises UserError where they are not
+    there."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device is None and not gpus:
         raise UserError(
             "device: torch sees no GPU here. Install its build for yours, or give the device:"
             " device=cpu checks the host against itself"
         )
-    first = device or there[0]
+    first = device or gpus[0]
     for key, name in (("device", first), ("second", second)):
-        if name is not None and name not in (*there, "cpu"):
-            raise UserError(f"{key}: expected {' or '.join([*there, 'cpu'])}, got {name}. Give one")
-    return first, second or next((name for name in there if name != first), None)
+        if name is not None and name not in (*gpus, "cpu"):
+            raise UserError(f"{key}: expected {' or '.join([*gpus, 'cpu'])}, got {name}. Give one")
+    return first, second or next((name for name in gpus if name != first), None)
 
 
 def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> Pair:
-    """The pair on these devices. dtype: of both models; None: each in its own."""
+    """Return the pair on these devices. dtype: of both models; None: each in its own."""
     where = {"target_device": target, "draft_device": draft}
     dtypes = {name: dtype for name in ("dtype", "target_dtype", "draft_dtype") if dtype}
     return Pair.of(OmegaConf.merge(pair, where, dtypes))
 
 
+# Do they agree? -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """equal: of `of` outputs or records; near_ties: first differences that rounding may make;
+    faults: the others, a line each."""
+
+    equal: int
+    of: int
+    near_ties: list[str]
+    faults: list[str]
+
+
 def compared(
     cfg: DictConfig, settings: HarvestSettings, device: str, second: str | None
-) -> tuple[list[Request], dict[str, dict[str, Any]]]:
-    """The prompts, and whether the host and the device do the same with them."""
-    places = {"in float32": (device, device)} | (
-        {"in float32, on two devices": (device, second)} if second else {}
-    )
+) -> tuple[list[Request], dict[str, Agreement]]:
+    """Return the prompts, and whether the host and the device do the same with them: every engine
+    and a harvest, by what was compared."""
     host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
     for side, lm in (("target", host.target), ("draft", host.draft)):
         refuse_recurrent(f"pair.{side}", lm, "trees and batches. Check with pair=smollm2")
-    room = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + agreement.NODES)
-    requests = make_requests(load_prompts(cfg.dataset), host, room, 0.1, 0.1)
-    equal: dict[str, dict[str, Any]] = {}
-    for name, (first, other) in places.items():
-        there = load_pair(on(cfg.pair, first, other, "float32"))
-        equal |= agreed(host, there, requests, settings, cfg.max_new_tokens, name)
-        del there
+    longest = max(settings.max_new_tokens + settings.gamma, cfg.max_new_tokens + NODES)
+    requests = make_requests(load_prompts(cfg.dataset), host, longest, 0.1, 0.1)
+    equal: dict[str, Agreement] = {}
+    for name, draft in (("in float32", device), ("in float32, on two devices", second)):
+        if draft is not None:
+            other = load_pair(on(cfg.pair, device, draft, "float32"))
+            each = agreed(host, other, requests, settings, cfg.max_new_tokens, name)
+            equal |= {f"{what}, {name}": agreement for what, agreement in each.items()}
+            del other
     return requests, equal
 
 
 def agreed(
     host: ModelPair,
-    there: ModelPair,
+    device: ModelPair,
     requests: Sequence[Request],
     settings: HarvestSettings,
     tokens: int,
     name: str,
-) -> dict[str, dict[str, Any]]:
-    """Every engine and a harvest on both, by what was compared."""
+) -> dict[str, Agreement]:
+    """Compare every engine and a harvest. name: of the progress bar."""
     prompts = [request.tokens for request in requests]
-    found = {}
-    for engine, make in tqdm(agreement.engines_for(host).items(), desc=name, unit=" engines"):
-        compared = agreement.decodes(host, there, make, prompts, tokens)
-        found[f"{engine}, {name}"] = asdict(compared)
-    for kind, recipe in (("sampled", settings), ("greedy", greedy(settings))):
-        compared = agreement.harvests(host, there, requests, recipe)
-        found[f"harvest, {kind}, {name}"] = asdict(compared)
-    return found
+    left_out = RUNS_BESIDE if host.draft.reads_target else ()
+    engines = {engine: make for engine, make in ENGINES.items() if engine not in left_out}
+    equal = {
+        engine: decodes(host, device, make, prompts, tokens)
+        for engine, make in tqdm(engines.items(), desc=name, unit=" engines")
+    }
+    greedy = replace(settings, warp=GREEDY, draft_warp=GREEDY)
+    for kind, recipe in (("sampled", settings), ("greedy", greedy)):
+        equal[f"harvest, {kind}"] = harvests(host, device, requests, recipe)
+    return equal
 
 
-def greedy(settings: HarvestSettings) -> HarvestSettings:
-    return replace(settings, warp=Warp(0.0), draft_warp=Warp(0.0))
+def decodes(
+    host: ModelPair, device: ModelPair, make: Make, prompts: Sequence[Tensor], tokens: int
+) -> Agreement:
+    """Compare greedy outputs of one engine, and sampled ones of the same seed. prompts: ids [n].
+
+    A sampled output may also leave the host's where a random number falls within rounding of a
+    probability. p and q of what was drafted are the host's up to rounding all the same."""
+
+    def decoded(pair: ModelPair, warp: Warp) -> list[Trace]:
+        return [
+            make(pair, warp).decode(prompt, tokens, Sampler.seeded(seed))
+            for seed, prompt in enumerate(prompts)
+        ]
+
+    plain, found = (decoded(pair, GREEDY) for pair in (host, device))
+    ties, faults = list[str](), list[str]()
+    differences = greedy_differences(host.target, prompts, found, plain)
+    for each in differences:
+        (ties if each.excused else faults).append(
+            f"greedy, token {each.position}: {each.token} for {each.baseline_token}, logits"
+            f" {each.gap:.1e} apart"
+        )
+    pairs = list(zip(*(decoded(pair, SAMPLED) for pair in (device, host)), strict=True))
+    other = [
+        f"sampled, prompt {number}: {first_difference(a.tokens, b.tokens)}"
+        for number, (a, b) in enumerate(pairs)
+        if a.tokens != b.tokens
+    ]
+    faults += [
+        f"sampled, prompt {number}: {line}"
+        for number, (a, b) in enumerate(pairs)
+        if (line := far_probabilities(a, b))
+    ]
+    equal = 2 * len(prompts) - len(differences) - len(other)
+    rare = len(other) <= len(prompts) // 2  # rounding seldom turns a draw
+    (ties if rare else faults).extend(other)
+    return Agreement(equal, 2 * len(prompts), ties, faults)
+
+
+def far_probabilities(trace: Trace, host: Trace) -> str | None:
+    """Return the first p or q of a draft token that is not the host's, in the rounds up to the one
+    where the outputs part."""
+    for number, rounds in enumerate(zip(trace.rounds, host.rounds, strict=False)):
+        drafts = (
+            zip(each.draft_tokens, each.draft_parents, each.draft_q, each.draft_p, strict=True)
+            for each in rounds
+        )
+        nodes = enumerate(zip(*drafts, strict=False))
+        for place, ((*node, q, p), (*other, host_q, host_p)) in nodes:
+            if node != other:
+                return None
+            for name, x, y in (("q", q, host_q), ("p", p, host_p)):
+                if None not in (x, y) and not abs(x - y) <= CLOSE:
+                    return f"{name} of draft token {place} in round {number} is {x:.4f} for {y:.4f}"
+        a, b = rounds
+        if a.tokens != b.tokens or a.draft_tokens != b.draft_tokens:
+            return None
+    return None
+
+
+def first_difference(tokens: Sequence[int], host: Sequence[int]) -> str:
+    for place, (a, b) in enumerate(zip(tokens, host, strict=False)):
+        if a != b:
+            return f"token {place}: {a} for {b}"
+    return f"{len(tokens)} tokens for {len(host)}"
+
+
+def harvests(
+    host: ModelPair, device: ModelPair, requests: Sequence[Request], settings: HarvestSettings
+) -> Agreement:
+    """Compare records of the same prompts, by column; of a prompt whose response differs, that
+    alone."""
+    expected, found = (_records(pair, requests, settings) for pair in (host, device))
+    ties, faults, equal = list[str](), list[str](), 0
+    for number, request in enumerate(requests):
+        a, b = (
+            kinds["responses"][number]["response_tokens"].tolist() for kinds in (found, expected)
+        )
+        if a != b:
+            ties.append(f"{request.prompt_id}: another response, {first_difference(a, b)}")
+            continue
+        far = [
+            f"{request.prompt_id}: {kind}.{column} is {gap:.1e} apart"
+            for kind in expected
+            for column, value in expected[kind][number].items()
+            if (gap := distance(found[kind][number][column], value)) > CLOSE
+        ]
+        equal += not far
+        faults += far
+    if len(ties) > len(requests) // 2:
+        ties, faults = [], ties + faults
+    return Agreement(equal, len(requests), ties, faults)
+
+
+def _records(
+    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
+) -> dict[str, list[Any]]:
+    with outputs_on(pair, pair.target.device):
+        return label_chunk(pair, requests, settings, Progress())
+
+
+def distance(value: Any, host: Any) -> float:
+    """Return the largest difference of two values of a record, relative where they are large;
+    infinite where they cannot be compared."""
+    if not hasattr(host, "dtype"):
+        return 0.0 if value == host else math.inf
+    if value.shape != host.shape:
+        return math.inf
+    if isinstance(host, Tensor):
+        a, b = value.detach().cpu().double(), host.detach().cpu().double()
+        gaps = (a - b).abs() / b.abs().clamp(min=1)
+        same = (a == b) | (a.isnan() & b.isnan())  # also where both are the same infinity
+        gaps = gaps.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
+        return float(gaps.max()) if gaps.numel() else 0.0
+    # hidden states, the bits of bfloat16
+    a, b = (torch.from_numpy(x).view(torch.bfloat16).double() for x in (value, host))
+    gap = float((a - b).norm() / b.norm().clamp(min=1e-9)) / 10  # rounded to 8 bits
+    return gap if math.isfinite(gap) else math.inf
+
+
+# How fast? ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians over repeats. rate: tokens per second; outside: share of the time that no forward
+    takes, None where it is not known."""
+
+    rate: float
+    outside: float | None = None
 
 
 def measure(
-    found: dict[str, Any],
     requests: Sequence[Request],
     settings: HarvestSettings,
     cfg: DictConfig,
-    devices: tuple[str, str | None],
-) -> None:
-    """Add speeds, greedy, and the peak of memory to what was found."""
-    device, second = devices
+    device: str,
+    second: str | None,
+) -> dict[str, Any]:
+    """Return speeds, greedy, the peak of memory, the setup and what was skipped, and why.
+    `generate` has a target of its own while it is timed."""
     pair = load_pair(on(cfg.pair, device, second or device))
     prompts, tokens = [request.tokens for request in requests], cfg.max_new_tokens
-    rates = beside_generate(pair, prompts, cfg, device)
+    plain = load_plain(on(cfg.pair, device, device).model("target"))
+    generate = GenerateEngine(plain, None, GREEDY, frozenset(pair.eos_ids), {})
+    speeds = decoding_speeds(pair, generate, prompts, tokens, cfg.repeats)
+    del generate, plain
 
     def work() -> None:
-        speeds.decoding_speeds(pair, None, prompts, tokens, 1, Warp(0.0))
-        rates["harvest, labels"] = speeds.harvest_speed(pair, requests, settings, cfg.repeats)
+        decoding_speeds(pair, None, prompts, tokens, 1)
+        speeds["harvest, labels"] = harvest_speed(pair, requests, settings, cfg.repeats)
 
-    found["memory"] = speeds.peak_memory([pair.target.device, pair.draft.device], work)
-    found["speeds"] = {name: speed.to_dict() for name, speed in rates.items()}
-    found["setup"] = {name: fact for name, fact in setup_facts(pair).items() if name != "machine"}
-    found["skipped"] = skipped(pair, device, second)
+    return {
+        "memory": peak_memory([pair.target.device, pair.draft.device], work),
+        "speeds": {name: asdict(speed) for name, speed in speeds.items()},
+        "setup": {name: fact for name, fact in setup_facts(pair).items() if name != "machine"},
+        "skipped": skipped(pair, device, second),
+    }
 
 
-def beside_generate(
-    pair: ModelPair, prompts: Sequence[Tensor], cfg: DictConfig, device: str
-) -> dict[str, speeds.Speed]:
-    """Speeds of decoding, and of `generate`, which has a target of its own meanwhile."""
-    plain = load_plain(on(cfg.pair, device, device).model("target"))
-    generate = GenerateEngine(plain, None, Warp(0.0), frozenset(pair.eos_ids), {})
-    tokens, repeats = cfg.max_new_tokens, cfg.repeats
-    return speeds.decoding_speeds(pair, generate, prompts, tokens, repeats, Warp(0.0))
+def decoding_speeds(
+    pair: ModelPair, generate: Engine | None, prompts: Sequence[Tensor], tokens: int, repeats: int
+) -> dict[str, Speed]:
+    """Time `generate` (the target alone, as transformers has it), plain and speculative decoding,
+    in turn, after one turn that warms up."""
+    engines = {name: ENGINES[name](pair, GREEDY) for name in TIMED}
+    if generate is not None:
+        engines = {"generate": generate, **engines}
+    if not pair.draft.reads_target:
+        engines["side by side"] = _overlapped(True)(pair, GREEDY)
+        engines["the same in turn"] = _overlapped(False)(pair, GREEDY)
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    outside: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(repeats + 1):
+        for name, engine in engines.items():
+            made, seconds, inside = 0, 0.0, 0.0
+            pair.draft.reset()  # an engine that has no use for it leaves it as it is
+            for seed, prompt in enumerate(prompts):
+                start = perf_counter()
+                trace = engine.decode(prompt, tokens, Sampler.seeded(seed))
+                seconds += perf_counter() - start
+                inside += pair.target.seconds + pair.draft.seconds  # reset with each request
+                made += len(trace.tokens)
+            rates[name].append(made / seconds)
+            outside[name].append(max(0.0, 1 - inside / seconds))
+    blind = ("generate", "side by side")  # nothing of ours runs there; forwards overlap
+    return {
+        name: Speed(median(rates[name][1:]), None if name in blind else median(outside[name][1:]))
+        for name in engines
+    }
+
+
+def harvest_speed(
+    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, repeats: int
+) -> Speed:
+    """Return draft tokens labelled per second."""
+    rates = []
+    for _ in range(repeats + 1):
+        start = perf_counter()
+        rows = _records(pair, requests, settings)
+        labels = sum(int(row["drafted"].sum()) for row in rows["rounds"])
+        rates.append(labels / (perf_counter() - start))
+    return Speed(median(rates[1:]))
+
+
+def peak_memory(devices: Sequence[torch.device], work: Callable[[], object]) -> dict[str, int]:
+    """Return the most bytes of tensors on each GPU while `work` is done."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    work()
+    return {str(gpu): torch.cuda.max_memory_allocated(gpu) for gpu in gpus}
 
 
 def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
-    """What could not be checked, and why."""
-    lines = []
-    if second is None:
-        lines.append(LACKS.format("two devices", "second GPU"))
-    if pair.draft.reads_target:
-        beside = "SpecBranch, in turn and side by side"
-        lines.append(f"{beside}: this draft reads its target's states. Give pair=smollm2")
-    if not device.startswith("cuda"):
-        lines.append(f"memory: torch keeps no account of it on {device}")
-    return lines
-
-
-def named(device: str) -> str:
-    name = "the host" if device == "cpu" else torch.cuda.get_device_name(device)
-    return f"{device} ({name})"
-
-
-def needed(cfg: DictConfig) -> None:
-    """Print what a decode and a harvest hold, by the length of a prompt, of two configurations:
-    nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
-    that do not fit."""
-    models = [Pair.of(cfg.pair).model(side) for side in ("target", "draft")]
-    if find_checkpoint(models[1]) or beside(Path(source_of(models[1])), MAPS):
-        raise UserError(
-            "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
-            " or another ordinary draft"
-        )
-    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
-    target, draft = map(without_weights, models)
-    for side, model in (("target", target), ("draft", draft)):
-        refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")
-    if min(cfg.memory) < 2:
-        raise UserError("memory: expected prompts of at least 2 tokens, got 1. Give longer ones")
-    longest = max(cfg.memory) + settings.max_new_tokens + settings.gamma
-    if longest > (limit := min(context_limit(each, None) for each in (target, draft))):
-        raise UserError(f"memory: {longest} tokens with the response, of {limit}. Give fewer")
-    lengths = tqdm(cfg.memory, desc="memory", unit=" lengths")
-    found = list(memory.peaks(target, draft, settings, lengths))
-    print(memory_page(found, [weights(target), weights(draft)]))
-
-
-def without_weights(settings: ModelSettings) -> PreTrainedModel:
-    """A model of the config alone, on the meta device."""
-    config, trusted = load_config(settings), settings.trust_remote_code
-    dtype = resolve_dtype(settings.dtype, "meta", config.get_text_config().dtype)
-    with torch.device("meta"):
-        whole = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
-    return text_part(f"pair.{settings.side}", whole).eval().requires_grad_(False)
-
-
-def weights(model: PreTrainedModel) -> int:
-    return sum(part.nbytes for part in model.parameters())
-
-
-def report(out: Path, found: dict[str, Any]) -> str:
-    """Write both files. Returns the page."""
-    out.mkdir(parents=True, exist_ok=True)
-    write_checksummed(out / NAME, found)
-    text = page(found)
-    (out / PAGE).write_text(text, encoding="utf-8")
-    return text
+    """Return what could not be checked, and why."""
+    lines = {
+        "two devices: this machine has no second GPU": second is None,
+        "SpecBranch, in turn and side by side: this draft reads its target's states. Give"
+        " pair=smollm2": pair.draft.reads_target,
+        f"memory: torch keeps no account of it on {device}": not device.startswith("cuda"),
+    }
+    return [line for line, holds in lines.items() if holds]
 
 
 # The page -----------------------------------------------------------------------------------------
 
 
-FAULT = (
-    "A fault? Attach this page and the JSON file beside it to the report, with the output of"
-    " `python -m torch.utils.collect_env` and the command."
-)
+def report(out: Path, facts: Mapping[str, Any]) -> str:
+    """Write both files. Return the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_checksummed(out / NAME, facts)
+    text = page(facts)
+    (out / PAGE).write_text(text, encoding="utf-8")
+    return text
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """found: what `scripts/check_device.py` writes as JSON."""
-    parts = [f"# Device check: {found['device']}", f"`{found['command']}`"]
-    if found["setup"]:
-        parts += [", ".join(f"{name} {value}" for name, value in found["setup"].items())]
-    parts += ["## Equal to the host", _agreement(found["agreement"])]
-    if found["speeds"]:
-        parts += ["## Speed, measured", _speeds(found["speeds"])]
-    if found["memory"]:
-        peaks = [[name, f"{size / 1e9:.2f}"] for name, size in found["memory"].items()]
-        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks)]
-    if found["skipped"]:
-        parts += ["## Skipped", "\n".join(f"- {line}" for line in found["skipped"])]
-    return "\n\n".join([*parts, found["verdict"], FAULT]) + "\n"
-
-
-def memory_page(found: Sequence[Peak], weights: Sequence[int]) -> str:
-    """found: by length; weights: bytes of target and draft."""
-    parts = ("all_states", "asked", "caches", "decode", "harvest")
-    rows = [
-        [f"{peak.tokens:,}", *(f"{getattr(peak, part) / 1e9:.2f}" for part in parts)]
-        for peak in found
-    ]
-    names = [
-        *("prompt, tokens", "hidden states, all layers", "hidden states, layers read", "caches"),
-        *("decode, peak", "harvest of a prompt, peak"),
-    ]
-    said = " and ".join(f"{size / 1e9:.1f}" for size in weights)
-    return f"GB beside the weights ({said} GB), modelled:\n\n{markdown(names, rows)}"
-
-
-def verdict(agreement: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line."""
-    faults = sum(len(each["faults"]) for each in agreement.values())
-    ties = sum(len(each["near_ties"]) for each in agreement.values())
+def verdict(equal: Mapping[str, Agreement]) -> str:
+    """Return the answer in a line."""
+    faults = sum(len(each.faults) for each in equal.values())
+    ties = sum(len(each.near_ties) for each in equal.values())
     if faults:
         return f"**{faults} faults**: this device does not decode as the host does."
     return f"Equal to the host, {ties} near ties aside." if ties else "Equal to the host."
 
 
-def _agreement(agreement: Mapping[str, Mapping[str, Any]]) -> str:
+def page(facts: Mapping[str, Any]) -> str:
+    """Return what `scripts/check_device.py` writes as JSON, the answer first."""
+    agreement = facts["agreement"]
     rows = [
-        [name, f"{each['equal']} of {each['of']}", str(len(each["near_ties"])),
-         str(len(each["faults"]))]
+        [name, f"{each['equal']} of {each['of']}", *(str(len(each[kind])) for kind in UNEQUAL)]
         for name, each in agreement.items()
-    ]  # fmt: skip
+    ]
     lines = [
         f"- {name}: {line}"
         for name, each in agreement.items()
         for line in [*each["near_ties"], *each["faults"]]
     ]
-    table = markdown(["", "equal", "near ties", "faults"], rows)
-    return "\n\n".join([table, *(["\n".join(lines)] if lines else [])])
-
-
-def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = [
+    speeds = [
         [name, f"{each['rate']:.1f}", "" if each["outside"] is None else f"{each['outside']:.0%}"]
-        for name, each in speeds.items()
+        for name, each in facts["speeds"].items()
     ]
-    return markdown(["", "tokens/s", "time outside forwards"], rows)
+    peaks = [[name, f"{size / 1e9:.2f}"] for name, size in facts["memory"].items()]
+    setup = ", ".join(f"{name} {value}" for name, value in facts["setup"].items())
+    parts = [f"# Device check: {facts['device']}", facts["verdict"], f"`{facts['command']}`", setup]
+    parts += ["## Equal to the host", markdown(["", "equal", "near ties", "faults"], rows)]
+    parts += ["\n".join(lines)]
+    if speeds:
+        header = ["", "tokens/s", "time outside forwards"]
+        parts += ["## Speed, measured", markdown(header, speeds)]
+    if peaks:
+        parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks)]
+    if facts["skipped"]:
+        parts += ["## Skipped", "\n".join(f"- {line}" for line in facts["skipped"])]
+    return "\n\n".join(part for part in [*parts, FAULT] if part) + "\n"

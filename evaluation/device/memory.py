@@ -6,34 +6,44 @@ is accepted. What is counted is what torch's own operations hold; a fused attent
 alone. Modelled: a GPU's allocator takes more, by what it rounds up and leaves between tensors."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from data_gen.harvest import Progress, label_chunk, outputs_on
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.engines.serial import SerialEngine
+from decoding.models.draft_model import beside
+from decoding.models.eagle.checkpoint import find_checkpoint
+from decoding.models.eagle.draft import FILE as MAPS
+from decoding.models.recurrent import cached, refuse_recurrent
+from decoding.models.support import auto_class, text_part
 from decoding.models.loading import ModelPair
-from decoding.models.recurrent import cached
+from decoding.models.context import context_limit
+from decoding.models.options import load_config, resolve_dtype, source_of
 from decoding.sampling import Sampler
+from decoding.settings import ModelSettings, Pair
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
+from evaluation.table import markdown
+from runtime.errors import UserError
 
 META = torch.device("meta")
 
 
-@dataclass(frozen=True)
-class Peak:
+class Peak(NamedTuple):
     """Bytes beside the weights, for a prompt of so many tokens. all_states, asked: hidden states of
     the prompt in all layers, and in those that are read; caches: of both models after a decode;
     decode, harvest: most bytes at once."""
@@ -46,47 +56,81 @@ class Peak:
     harvest: int
 
 
+def needed(cfg: DictConfig) -> str:
+    """Return what a decode and a harvest hold, by the length of a prompt, of two configurations:
+    nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
+    that do not fit."""
+    models = [Pair.of(cfg.pair).model(side) for side in ("target", "draft")]
+    if find_checkpoint(models[1]) or beside(Path(source_of(models[1])), MAPS):
+        raise UserError(
+            "memory: this draft reads its target's states, which is not modelled. Give pair=smollm2"
+            " or another ordinary draft"
+        )
+    settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
+    target, draft = map(without_weights, models)
+    for side, model in (("target", target), ("draft", draft)):
+        refuse_recurrent(f"pair.{side}", cached(model), "harvests. Give pair=smollm2")
+    if min(cfg.memory) < 2:
+        raise UserError("memory: expected prompts of at least 2 tokens, got 1. Give longer ones")
+    longest = max(cfg.memory) + settings.max_new_tokens + settings.gamma
+    if longest > (limit := min(context_limit(each, None) for each in (target, draft))):
+        raise UserError(f"memory: {longest} tokens with the response, of {limit}. Give fewer")
+    lengths = tqdm(cfg.memory, desc="memory", unit=" lengths")
+    found = list(peaks(target, draft, settings, lengths))
+    sizes = [sum(part.nbytes for part in model.parameters()) for model in (target, draft)]
+    return memory_page(found, sizes)
+
+
+def without_weights(settings: ModelSettings) -> PreTrainedModel:
+    """Return a model of the config alone, on the meta device."""
+    config, trusted = load_config(settings), settings.trust_remote_code
+    dtype = resolve_dtype(settings.dtype, "meta", config.get_text_config().dtype)
+    with META:
+        whole = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=trusted)
+    return text_part(f"pair.{settings.side}", whole).eval().requires_grad_(False)
+
+
+def memory_page(found: Sequence[Peak], weights: Sequence[int]) -> str:
+    """Return a table. found: by length; weights: bytes of target and draft."""
+    rows = [[f"{peak.tokens:,}", *(f"{size / 1e9:.2f}" for size in peak[1:])] for peak in found]
+    names = [
+        *("prompt, tokens", "hidden states, all layers", "hidden states, layers read", "caches"),
+        *("decode, peak", "harvest of a prompt, peak"),
+    ]
+    sizes = " and ".join(f"{size / 1e9:.1f}" for size in weights)
+    return f"GB beside the weights ({sizes} GB), modelled:\n\n{markdown(names, rows)}"
+
+
 def peaks(
     target: PreTrainedModel,
     draft: PreTrainedModel,
     settings: HarvestSettings,
-    lengths: Sequence[int],
+    lengths: Iterable[int],
 ) -> Iterator[Peak]:
-    """Of a decode that reads what H-RAD reads, in drafts of `gamma`, and of a harvest of one
-    prompt. target, draft: on the meta device."""
-    layers = settings.layers.of("target_hidden")
-    config = target.config.get_text_config()
+    """Yield the peaks of a decode of two rounds that reads what H-RAD reads, in drafts of `gamma`,
+    and of a harvest of one prompt. target, draft: on the meta device."""
+    layers, config = settings.layers.of("target_hidden"), target.config.get_text_config()
     for length in lengths:
+        with Account(target, draft) as decoding, Valueless():
+            stop = Never()
+            stop.target_layers = layers
+            parts: Any = (Chain(settings.gamma), stop, TokenVerifier())
+            engine = SerialEngine(_pair(target, draft), *parts, settings.warp, settings.draft_warp)
+            engine.decode(torch.ones(length), 2 * (settings.gamma + 1), Sampler.seeded(0))
+            caches = decoding.alive
+        with Account(target, draft) as harvesting, Valueless():
+            pair = _pair(target, draft)
+            request = Request("meta", "meta", torch.ones(length, dtype=torch.long), "train")
+            with outputs_on(pair, META):
+                label_chunk(pair, [request], settings, Progress())
         layer = length * config.hidden_size * target.dtype.itemsize
-        pair = ModelPair(cached(target), cached(draft), None, "meta", ())  # type: ignore[arg-type]
-        with Account(target, draft) as account, Valueless():
-            decode(pair, length, settings)
-        caches, decoding = account.alive, account.peak
-        pair = replace(pair, target=cached(target), draft=cached(draft))
-        with Account(target, draft) as account, Valueless():
-            harvest(pair, length, settings)
         states = (config.num_hidden_layers + 1) * layer
-        yield Peak(length, states, len(layers) * layer, caches, decoding, account.peak)
+        asked = len(layers) * layer
+        yield Peak(length, states, asked, caches, decoding.peak, harvesting.peak)
 
 
-def decode(pair: ModelPair, length: int, settings: HarvestSettings) -> None:
-    """Two rounds."""
-    parts: dict[str, Any] = {
-        "structure": Chain(settings.gamma),
-        "stop": Never(),
-        "verifier": TokenVerifier(),
-        "warp": settings.warp,
-        "draft_warp": settings.draft_warp,
-    }
-    parts["stop"].target_layers = settings.layers.of("target_hidden")
-    engine = SerialEngine(pair, **parts)
-    engine.decode(torch.ones(length), 2 * (settings.gamma + 1), Sampler.seeded(0))
-
-
-def harvest(pair: ModelPair, length: int, settings: HarvestSettings) -> None:
-    request = Request("meta", "meta", torch.ones(length, dtype=torch.long), "train")
-    with outputs_on(pair, META):
-        label_chunk(pair, [request], settings, Progress())
+def _pair(target: PreTrainedModel, draft: PreTrainedModel) -> ModelPair:
+    return ModelPair(cached(target), cached(draft), None, "meta", ())  # type: ignore[arg-type]
 
 
 class Account(TorchDispatchMode):
@@ -104,20 +148,18 @@ class Account(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for each in tree_leaves(found):
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
             if isinstance(each, Tensor) and each.device == META:
                 self._note(each.untyped_storage())
-        return found
+        return made
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        if storage in self._known:
-            return
-        self._known.add(storage)
-        size = storage.nbytes()
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._freed, size)
+        if storage not in self._known:
+            self._known.add(storage)
+            self.alive += storage.nbytes()
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._freed, storage.nbytes())
 
     def _freed(self, size: int) -> None:
         self.alive -= size
@@ -136,8 +178,8 @@ class Valueless(TorchFunctionMode):
         if not isinstance(first, Tensor) or first.device != META:
             return func(*args, **options)
         if func in READS or (func is Tensor.to and to_host(*args[1:], **options)):
-            return func(ones(first), *args[1:], **options)
-        return func(*args, **options)
+            first = torch.full(first.shape, first.dtype != torch.bool, dtype=first.dtype)
+        return func(first, *args[1:], **options)
 
 
 READS: Sequence[Callable[..., Any]] = (
@@ -146,13 +188,8 @@ READS: Sequence[Callable[..., Any]] = (
 )
 
 
-def ones(tensor: Tensor) -> Tensor:
-    """On the host."""
-    return torch.full(tensor.shape, tensor.dtype != torch.bool, dtype=tensor.dtype)
-
-
 def to_host(*args: Any, copy: bool = False, **kwargs: Any) -> bool:
-    """Whether `Tensor.to` moves there."""
+    """Return whether `Tensor.to` moves to the host."""
     if args and isinstance(args[0], Tensor):
         return args[0].device.type == "cpu"
     device = torch._C._nn._parse_to(*args, **kwargs)[0]
@@ -160,5 +197,5 @@ def to_host(*args: Any, copy: bool = False, **kwargs: Any) -> bool:
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-    """[..., n, d] of a fused kernel, which makes no scores."""
+    """Return [..., n, d] of a fused kernel, which makes no scores."""
     return query.new_empty(*query.shape[:-1], value.shape[-1])

@@ -6,22 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.device import check as program
+from evaluation.device import check
 from scripts import check_device
 from tests.helpers.models.stateful import stateful
 from tests.helpers.models.tiny_pair import CONFIG, tiny_tokenizer
 from tests.helpers.programs import programs
 
 SMALL = (
-    "device=cpu",
-    "dataset=jsonl",
-    "dataset.chat=false",
-    "dataset.path=prompts.jsonl",
-    "max_new_tokens=6",
-    "repeats=1",
-    "harvest.max_new_tokens=6",
-    "harvest.gamma=3",
+    *("device=cpu", "dataset=jsonl", "dataset.chat=false", "dataset.path=prompts.jsonl"),
+    *("max_new_tokens=6", "repeats=1", "harvest.max_new_tokens=6", "harvest.gamma=3"),
 )
+PAGE = Path("runs/device/device.md")
 
 
 @pytest.fixture(autouse=True)
@@ -31,49 +26,44 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(pair: Path, *arguments: str) -> None:
-    given = (f"pair.target={pair / 'target'}", f"pair.draft={pair / 'draft'}")
-    programs.run(check_device, *SMALL, *given, *arguments)
+def given(pair: Path, *arguments: str) -> list[str]:
+    return [*SMALL, *(f"pair.{side}={pair / side}" for side in ("target", "draft")), *arguments]
+
+
+def refused(pair: Path, *arguments: str) -> str:
+    return programs.refused(check_device, *given(pair, *arguments))
 
 
 def test_the_host_agrees_with_itself(
     tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tiny_pair_dir)
+    programs.run(check_device, *given(tiny_pair_dir))
     printed = capsys.readouterr().out
     assert "Equal to the host." in printed and "side by side" in printed
     found = json.loads(Path("runs/device/device.json").read_text())
     assert found["agreement"] and not any(e["faults"] for e in found["agreement"].values())
     assert set(found["speeds"]) >= {"generate", "plain", "side by side", "harvest, labels"}
-    assert Path("runs/device/device.md").read_text() in printed
+    assert PAGE.read_text() in printed
     assert "machine" not in found["setup"], "a page that is sent around names no machine"
 
 
 def test_a_difference_ends_in_one_line(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = {"plain": {"equal": 0, "of": 1, "near_ties": [], "faults": ["another token"]}}
-    monkeypatch.setattr(program, "agreed", lambda *_: fault)
-    with pytest.raises(SystemExit) as end:
-        run(tiny_pair_dir)
-    assert end.value.code == 2
-    assert "error: device: it differs from the host. See runs/device" in capsys.readouterr().err
-    assert "another token" in Path("runs/device/device.md").read_text()
+    """And what was compared is kept where the rest does not fit."""
+    fault = check.Agreement(0, 1, [], ["another token"])
+    monkeypatch.setattr(check, "agreed", lambda *_: {"plain": fault})
+    message = refused(tiny_pair_dir)
+    assert message.startswith("error: device: it differs from the host. See runs/device")
+    assert "another token" in PAGE.read_text()
 
-
-def test_what_was_compared_is_kept_where_the_rest_does_not_fit(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
 
-    monkeypatch.setattr(program, "measure", full)
-    with pytest.raises(SystemExit) as end:
-        run(tiny_pair_dir)
-    printed = capsys.readouterr().err
-    assert end.value.code == 2 and "Equal to the host. Saved runs/device/device.md" in printed
-    assert "error: harvest.batch_size: CUDA out of memory. Tried to allocate 9 GiB. L" in printed
-    text = Path("runs/device/device.md").read_text()
+    monkeypatch.setattr(check, "measure", full)
+    message = refused(tiny_pair_dir)
+    assert "error: harvest.batch_size: CUDA out of memory. Tried to allocate 9 GiB. L" in message
+    text = PAGE.read_text()
     assert "speeds and memory: the check ended before" in text and "plain, in float32" in text
 
 
@@ -84,50 +74,36 @@ def test_what_was_compared_is_kept_where_the_rest_does_not_fit(
         ("device=tpu", "device: expected a device such as cpu or cuda:0"),
         ("second=3", "second: expected a device such as cpu or cuda:0"),
         ("second=cuda:9", "second: expected cpu, got cuda:9"),
+        ("memory=[9999]", "memory: 10008 tokens with the response, of"),
+        ("memory=[0]", "memory: expected a list of different whole numbers from 1 on"),
+        ("memory=[1]", "memory: expected prompts of at least 2 tokens, got 1. Give longer"),
     ],
 )
-def test_bad_input_is_one_line(
-    argument: str, message: str, tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        run(tiny_pair_dir, argument)
-    assert end.value.code == 2 and message in capsys.readouterr().err
+def test_bad_input_is_one_line(argument: str, message: str, tiny_pair_dir: Path) -> None:
+    assert message in refused(tiny_pair_dir, argument)
 
 
-def test_a_pair_with_states_is_refused_in_one_line(
-    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pair_with_states_is_refused_in_one_line(tiny_pair_dir: Path) -> None:
     """Before the first engine, some of which draft trees."""
     model = stateful("Lfm2", vocab_size=CONFIG.vocab_size)
     model.save_pretrained("recurrent")
     tiny_tokenizer().save_pretrained("recurrent")
-    with pytest.raises(SystemExit) as end:
-        run(tiny_pair_dir, "pair.draft=recurrent")
-    assert end.value.code == 2
-    assert "error: pair.draft: expected one path of one text" in capsys.readouterr().err
+    message = refused(tiny_pair_dir, "pair.draft=recurrent")
+    assert message.startswith("error: pair.draft: expected one path of one text")
 
 
 @pytest.mark.slow
 def test_memory_needs_configs_alone(
-    tiny_pair_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tiny_pair_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for side in ("target", "draft"):
         (tmp_path / side).mkdir()
         config = (tiny_pair_dir / side / "config.json").read_text()
         (tmp_path / side / "config.json").write_text(config)
-    run(tmp_path, "memory=[20,40]")
+    programs.run(check_device, *given(tmp_path, "memory=[20,40]"))
     printed = capsys.readouterr().out
     assert "modelled" in printed and "| 20 " in printed and "| 40 " in printed
     assert not Path("runs").exists()
-    for given, message in (
-        ("memory=[9999]", "error: memory: 10008 tokens with the response, of"),
-        ("memory=[0]", "error: memory: expected a list of different whole numbers from 1 on"),
-        ("memory=[1]", "error: memory: expected prompts of at least 2 tokens, got 1. Give longer"),
-    ):
-        with pytest.raises(SystemExit):
-            run(tmp_path, given)
-        assert message in capsys.readouterr().err
     (tmp_path / "draft" / "target_features.safetensors").touch()
-    with pytest.raises(SystemExit):
-        run(tmp_path, "memory=[20]")
-    assert "error: memory: this draft reads its target's states" in capsys.readouterr().err
+    message = refused(tmp_path, "memory=[20]")
+    assert message.startswith("error: memory: this draft reads its target's states")
