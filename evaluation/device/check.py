@@ -71,9 +71,9 @@ def _overlapped(overlap: bool) -> Make:
     """Return what makes SpecBranch without H-RAD."""
 
     def make(pair: ModelPair, warp: Warp) -> Engine:
-        structure: Any = BranchPoint(GAMMA, 3)
-        parts = (structure, Confidence(0.4), TokenVerifier(), RrswVerifier(), warp, SAMPLED)
-        return OverlappedEngine(pair, *parts, overlap=overlap, eos_ids=frozenset(pair.eos_ids))
+        parts: Any = (BranchPoint(GAMMA, 3), Confidence(0.4), TokenVerifier(), RrswVerifier())
+        eos_ids = frozenset(pair.eos_ids)
+        return OverlappedEngine(pair, *parts, warp, SAMPLED, overlap=overlap, eos_ids=eos_ids)
 
     return make
 

@@ -114,8 +114,9 @@ def peaks(
         with Account(target, draft) as decoding, Valueless():
             stop = Never()
             stop.target_layers = layers
-            parts: Any = (Chain(settings.gamma), stop, TokenVerifier())
-            engine = SerialEngine(_pair(target, draft), *parts, settings.warp, settings.draft_warp)
+            warps = {"warp": settings.warp, "draft_warp": settings.draft_warp}
+            parts: Any = {"structure": Chain(settings.gamma), "stop": stop, **warps}
+            engine = SerialEngine(_pair(target, draft), verifier=TokenVerifier(), **parts)
             engine.decode(torch.ones(length), 2 * (settings.gamma + 1), Sampler.seeded(0))
             caches = decoding.alive
         with Account(target, draft) as harvesting, Valueless():
