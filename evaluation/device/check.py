@@ -71,9 +71,14 @@ def _overlapped(overlap: bool) -> Make:
     """Return what makes SpecBranch without H-RAD."""
 
     def make(pair: ModelPair, warp: Warp) -> Engine:
-        parts: Any = (BranchPoint(GAMMA, 3), Confidence(0.4), TokenVerifier(), RrswVerifier())
-        eos_ids = frozenset(pair.eos_ids)
-        return OverlappedEngine(pair, *parts, warp, SAMPLED, overlap=overlap, eos_ids=eos_ids)
+        parts: dict[str, Any] = {
+            "structure": BranchPoint(GAMMA, 3),
+            "stop": Confidence(0.4),
+            "verifier": TokenVerifier(),
+            "branch_verifier": RrswVerifier(),
+            "eos_ids": frozenset(pair.eos_ids),
+        }
+        return OverlappedEngine(pair, **parts, warp=warp, draft_warp=SAMPLED, overlap=overlap)
 
     return make
 

@@ -114,9 +114,14 @@ def peaks(
         with Account(target, draft) as decoding, Valueless():
             stop = Never()
             stop.target_layers = layers
-            warps = {"warp": settings.warp, "draft_warp": settings.draft_warp}
-            parts: Any = {"structure": Chain(settings.gamma), "stop": stop, **warps}
-            engine = SerialEngine(_pair(target, draft), verifier=TokenVerifier(), **parts)
+            parts: dict[str, Any] = {
+                "structure": Chain(settings.gamma),
+                "stop": stop,
+                "verifier": TokenVerifier(),
+                "warp": settings.warp,
+                "draft_warp": settings.draft_warp,
+            }
+            engine = SerialEngine(_pair(target, draft), **parts)
             engine.decode(torch.ones(length), 2 * (settings.gamma + 1), Sampler.seeded(0))
             caches = decoding.alive
         with Account(target, draft) as harvesting, Valueless():
