@@ -91,7 +91,7 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
             whole = page.page(cfg, results, lines)
             save(out, compared, results, whole, traces, measurements)
             journal.remove()
-            shown = whole if cfg.verbose else page.short(cfg, results, lines)
+            shown = whole if cfg.verbose else page.page(cfg, results, lines, whole=False)
             print(
                 f"\n{shown}\n\nsaved in {cfg.out}: table.md (everything; verbose=true prints it),"
                 f" {table.FILE} (pandas) and {MARKER}; python scripts/report.py run={cfg.out}"

@@ -3,7 +3,8 @@ always."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +18,7 @@ TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip
 STEPS = 2  # of narrower dtypes, in steps between neighbouring numbers: each logit may be one off
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The first place where a greedy output leaves the baseline's.
 
     gap: logit of the baseline's token minus logit of this method's, from one uncached target pass
@@ -46,28 +46,21 @@ def greedy_differences(
 ) -> list[Difference]:
     """Return one entry per request whose tokens are not the baseline's. prompts: ids [n] of each
     request; dtype: of the target's logits."""
-    return [
-        _first_difference(target, prompt, trace, plain, dtype)
-        for prompt, trace, plain in zip(prompts, traces, baseline, strict=True)
-        if trace.tokens != plain.tokens
-    ]
-
-
-def _first_difference(
-    target: LM, prompt: torch.Tensor, trace: Trace, plain: Trace, dtype: torch.dtype
-) -> Difference:
-    pairs = enumerate(zip(trace.tokens, plain.tokens, strict=False))
-    shorter = min(len(trace.tokens), len(plain.tokens))
-    position = next((i for i, (a, b) in pairs if a != b), shorter)
-    token, expected = (dict(enumerate(each.tokens)).get(position) for each in (trace, plain))
-    if token is None or expected is None:  # one simply goes on: a bug
-        return Difference(trace.prompt_id, position, expected, token, float("inf"))
-    target.reset()
-    prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
-    logits = target.forward(prefix, logits="last").logits[-1]
-    first, second = logits[expected].item(), logits[token].item()
-    limit = near_tie(max(first, second), dtype)
-    return Difference(trace.prompt_id, position, expected, token, first - second, limit)
+    differences = []
+    for prompt, trace, plain in zip(prompts, traces, baseline, strict=True):
+        if trace.tokens == plain.tokens:
+            continue
+        pairs = enumerate(zip_longest(trace.tokens, plain.tokens))
+        position, (token, expected) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        gap, limit = math.inf, TOLERANCE
+        if token is not None and expected is not None:  # else one simply goes on: a bug
+            target.reset()
+            prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
+            logits = target.forward(prefix, logits="last").logits[-1]
+            first, second = logits[expected].item(), logits[token].item()
+            gap, limit = first - second, near_tie(max(first, second), dtype)
+        differences.append(Difference(trace.prompt_id, position, expected, token, gap, limit))
+    return differences
 
 
 def near_tie(logit: float, dtype: torch.dtype) -> float:
@@ -117,11 +110,8 @@ def evidence(
     prompts [n] of the requests, which every repeat decodes in this order; lossy: methods whose
     verifier changes the distribution; recorded: methods whose traces say what was drafted."""
     every = [trace for name in traces if name in recorded for trace in traces[name]]
-    broken = {
-        fact
-        for trace in every
-        for fact in broken_invariants(trace, max_new_tokens, frozenset(pair.eos_ids))
-    }
+    eos_ids = frozenset(pair.eos_ids)
+    broken = {fact for trace in every for fact in broken_invariants(trace, max_new_tokens, eos_ids)}
     state = "; ".join(sorted(broken)) or "hold"
     lines = [f"bookkeeping of a lossless decode: {state} ({len(every)} responses)"]
     if not greedy:
@@ -134,32 +124,27 @@ def evidence(
         return [*lines, f"not enumerated, as no code of ours: {foreign}"] if foreign else lines
     plain, dtype = traces[BASELINE], pair.target.model.dtype
     asked = list(prompts) * (len(plain) // len(prompts))
-    found = {
+    differences = {
         name: greedy_differences(pair.target, asked, decoded, plain, dtype)
         for name, decoded in traces.items()
         if name != BASELINE
     }
-    return [*lines, *difference_lines(found, len(plain))]
+    return [*lines, *difference_lines(differences, len(plain))]
 
 
-def difference_lines(
-    differences: Mapping[str, Sequence[Difference]],
-    outputs: int,
-    baseline: str = "autoregressive decoding",
-) -> list[str]:
-    """Return who equals the baseline token for token, and how near a tie every difference is."""
+def difference_lines(differences: Mapping[str, Sequence[Difference]], outputs: int) -> list[str]:
+    """Return who equals plain decoding token for token, and how near a tie every difference is."""
     lines = []
-    for name, found in differences.items():
-        wrong = sum(not difference.excused for difference in found)
-        state = "equal up to near ties" if found else "equal"
+    for name, each in differences.items():
+        wrong = sum(not difference.excused for difference in each)
+        state = "equal up to near ties" if each else "equal"
         state = f"NOT LOSSLESS on {wrong}" if wrong else state
-        lines.append(
-            f"{name}: {outputs - len(found)} of {outputs} outputs equal {baseline} ({state})"
-        )
+        equal = f"{outputs - len(each)} of {outputs} outputs equal autoregressive decoding"
+        lines.append(f"{name}: {equal} ({state})")
         lines += [
             f"  {printable(d.prompt_id)}, token {d.position}: {d.token} instead of"
             f" {d.baseline_token}, logit gap {d.gap:.1e}"
             f" ({'near tie' if d.excused else 'too large'}, limit {d.limit:.0e})"
-            for d in found
+            for d in each
         ]
     return lines

@@ -1,6 +1,7 @@
 """What a comparison of methods says: the answer first, then one table, then everything else."""
 
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from decoding.trace import STAGES
 from evaluation.table import (
     ALL,
     BASELINE,
+    OVERLAP,
     SPEEDUP,
     Row,
     Summary,
@@ -82,16 +84,16 @@ def answer(
 
 def beside(speeds: Mapping[str, Estimate]) -> list[str]:
     """Return how other policies do beside the one to use, in sentences. speeds: theirs over its."""
-    sure = {name: speed for name, speed in speeds.items() if speed.low is not None}
-    groups = {
-        "No clear difference from it": [
-            name for name, speed in sure.items() if lower(speed) <= 1 <= upper(speed)
-        ],
-        "Clearly slower": [name for name, speed in sure.items() if upper(speed) < 1],
-        "Faster here, though not where it was chosen": [
-            name for name, speed in sure.items() if lower(speed) > 1
-        ],
+    groups: dict[str, list[str]] = {
+        "No clear difference from it": [],
+        "Clearly slower": [],
+        "Faster here, though not where it was chosen": [],
     }
+    same, slower, faster = groups.values()
+    for name, speed in speeds.items():
+        if speed.low is not None:
+            group = slower if upper(speed) < 1 else faster if lower(speed) > 1 else same
+            group.append(name)
     return [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
 
 
@@ -150,103 +152,109 @@ def labelled(name: str, settings: Mapping[str, Any]) -> str:
     return name
 
 
-def legend(results: Mapping[str, Any]) -> str:
+def legend(methods: Mapping[str, Any]) -> str:
     """Return what each method does, in the words of the part that makes it: a stop rule that has a
     setting to tune, else the structure, else the engine."""
     lines = []
-    for name, method in results["methods"].items():
-        parts = {
-            part: get_object(method["settings"][part]["_target_"])
+    for name, method in methods.items():
+        parts = [
+            get_object(method["settings"][part]["_target_"])
             for part in ("stop", "structure", "engine")
             if part in method["settings"]
-        }
-        rule = parts.pop("stop", None)
-        decides = rule if inspect.isclass(rule) and issubclass(rule, TunableRule) else None
-        doc = inspect.getdoc(decides or next(iter(parts.values()))) or ""
-        sentence = " ".join(doc.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-        lines.append(f"- {name}: {sentence}.")
+        ]
+        tunable = inspect.isclass(parts[0]) and issubclass(parts[0], TunableRule)
+        decides = parts[0] if tunable or len(parts) < 3 else parts[1]
+        sentence = re.split(r"\.(?=\s+[A-Z]|\s*$)", inspect.getdoc(decides) or "")[0]
+        lines.append(f"- {name}: {' '.join(sentence.split())}.")
     return "\n".join(lines)
 
 
 # The tables ---------------------------------------------------------------------------------------
 
+DRAFTS = {
+    "drafted/round": ".2f",
+    "draft forwards/round": ".2f",
+    "acceptance": ".3f",
+    "accepted length M": ".2f",
+    "rollback RB": ".3f",
+}
+OVERLAPS = {"waste": ".3f"} | {name: ".1%" for name in OVERLAP if name != "waste"}
+PROFILE = dict.fromkeys([*STAGES, "overhead"], ".1%")  # overhead: outside both models' forwards
+COSTS = (
+    "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule"
+    " cost nothing; what runs side by side takes as long as the slower one. measured: seconds per"
+    " forward on this machine, each model alone; pipeline: the same with the target split over two"
+    " devices and the draft on the one that is idle; c: a target forward costs c draft forwards,"
+    " however many rows it has."
+)
 
-def short(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return the answer, one table, and what was asked for besides. lines: of `answer`."""
-    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
-    parts += [speed_table_of(results, ALL), legend(results)]
-    if results["draft"]:
-        parts += draft_lines(results["draft"]["match"][ALL])
-    if cfg.modelled:
-        parts += [modelled_table(labelled_rows(results, ALL))]
-    parts += ["\n".join(lossless_in_short(results["lossless"]))]
-    return "\n\n".join([*parts, *left_out(results)])
 
-
-def page(cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return everything that a comparison of methods says."""
-    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
+def page(
+    cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str], whole: bool = True
+) -> str:
+    """Return what a comparison of methods says: the answer and one table, with what was asked for
+    besides, or the `whole` of it. lines: of `answer`."""
+    labels, draft = labels_of(results), results["draft"]
+    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    rows = {
+        dataset: {labels[name]: row for name, row in summary.items()}
+        for dataset, summary in results["summary"].items()
+    }
     repeats = f"{cfg.repeats} repeat{'s' * (cfg.repeats > 1)}"
-    parts += [
-        f"Measured: tokens/s of whole requests, prefill included, until EOS or {cfg.max_new_tokens}"
-        " tokens; a speed-up is the ratio of tokens/s on the same prompts, on which the methods"
-        f" take turns, {repeats}; {METHOD}.",
-        legend(results),
-    ]
-    for dataset in results["summary"]:
-        prompts = results["prompts"][dataset]
-        parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
-        parts += [speed_table_of(results, dataset), draft_table(labelled_rows(results, dataset))]
-        if results["draft"]:
-            parts += draft_lines(results["draft"]["match"][dataset])
-    if results["draft"]:
-        seconds = results["draft"]["seconds"]
-        forwards = [f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items()]
+    parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
+    if whole:
         parts += [
-            f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by"
-            f" its rows {', '.join(forwards)}."
+            "Measured: tokens/s of whole requests, prefill included, until EOS or"
+            f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same"
+            f" prompts, on which the methods take turns, {repeats}; {METHOD}."
         ]
-    rows = labelled_rows(results, ALL)
-    parts += remarks(results)
-    if shared := {name: row for name, row in rows.items() if "waste" in row}:
-        parts += ["## Draft and target side by side", overlap_table(shared)]
-    if cfg.modelled:
-        parts += ["## Speed-up, modelled: a device for each model", modelled_table(rows)]
-    parts += ["## Lossless", *results["lossless"]]
-    shares = [*STAGES, "overhead"]  # which is everything outside the two models' forwards
-    profile = [[name, *(f"{row[each].value:.1%}" for each in shares)] for name, row in rows.items()]
-    parts += ["## Share of decode time", markdown(["method", *shares], profile)]
-    return "\n\n".join(parts)
-
-
-def labelled_rows(results: Mapping[str, Any], dataset: str) -> Summary:
-    """Return the summary of a dataset, with methods called by their labels."""
-    labels = labels_of(results)
-    return {labels[name]: row for name, row in results["summary"][dataset].items()}
-
-
-def left_out(results: Mapping[str, Any]) -> list[str]:
-    return [
+    parts += [legend(results["methods"])]
+    for dataset in rows if whole else (ALL,):
+        if whole:
+            prompts = results["prompts"][dataset]
+            parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
+        summary = results["summary"][dataset]
+        parts += [speed_table(summary, results["against"], drafting, labels)]
+        parts += [draft_table(rows[dataset])] if whole else []
+        parts += draft_lines(draft["match"][dataset]) if draft else []
+    if whole:
+        parts += remarks(results)
+    parts += [
         f"{name}: left out, it did not compile ({why})."
         for name, why in results["left_out"].items()
     ]
+    shared = {name: row for name, row in rows[ALL].items() if "waste" in row}
+    if whole and shared:
+        parts += ["## Draft and target side by side", figure_table(shared, OVERLAPS)]
+    if cfg.modelled:
+        parts += ["## Speed-up, modelled: a device for each model"]
+        parts += [modelled_table(rows[ALL]), COSTS]
+    if whole:
+        parts += ["## Lossless", *results["lossless"]]
+        parts += ["## Share of decode time", figure_table(rows[ALL], PROFILE)]
+    else:
+        parts += ["\n".join(lossless_in_short(results["lossless"]))]
+    return "\n\n".join(parts)
 
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
     """Return how the numbers came about."""
-    parts = [
-        f"{name}: {method['note']}."
-        for name, method in results["methods"].items()
-        if method["note"]
-    ]
+    methods = results["methods"].items()
+    parts = [f"{name}: {method['note']}." for name, method in methods if method["note"]]
     for name, speeds in results["tried"].items():
         each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
         parts += [f"{name}, tokens/s in the pass that chose: {each}"]
-    parts += left_out(results)
     if results["resumed"]:
         parts += [
             f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."
             " The methods of a turn ran next to each other; tokens/s mix the sittings."
+        ]
+    if results["draft"]:
+        seconds = results["draft"]["seconds"]
+        rows = [f"{count}: {1e3 * value:.1f}" for count, value in seconds["target"].items()]
+        parts += [
+            f"Measured: ms of a draft forward {1e3 * seconds['draft']:.1f}, of a target forward by"
+            f" its rows {', '.join(rows)}."
         ]
     return parts
 
@@ -286,12 +294,6 @@ def simulated(pair: Mapping[str, Any]) -> list[str]:
         " times say nothing of speed; modelled ones, at costs that are given, say what a draft that"
         " is accepted as often would gain."
     ]
-
-
-def speed_table_of(results: Mapping[str, Any], dataset: str) -> str:
-    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
-    summary, against = results["summary"][dataset], results["against"]
-    return speed_table(summary, against, drafting, labels_of(results))
 
 
 def speed_table(
@@ -345,34 +347,25 @@ def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str
 
 def draft_table(summary: Summary) -> str:
     """Return how much was drafted, and what became of it, where that is known."""
-    figures = {
-        "drafted/round": ".2f",
-        "draft forwards/round": ".2f",
-        "acceptance": ".3f",
-        "accepted length M": ".2f",
-        "rollback RB": ".3f",
-    }
-    rows = [
-        [name, *(with_interval(row[figure], form) for figure, form in figures.items())]
+    drafts = {
+        name: row
         for name, row in summary.items()
         if name != BASELINE and row["drafted/round"].value
-    ]
-    return markdown(["method", *figures], rows)
-
-
-def overlap_table(summary: Summary) -> str:
-    """Return how draft and target shared the work."""
-    shares = ("target idle", "draft idle", "draft stages")
+    }
     rows = [
-        [
-            name,
-            f"{row['waste'].value:.3f}",
-            *(f"{row[share].value:.1%}" for share in shares),
-            " / ".join(f"{row[f'class {each}'].value:.0%}" for each in ("none", "some", "all")),
-        ]
+        [name, *(with_interval(row[each], form) for each, form in DRAFTS.items())]
+        for name, row in drafts.items()
+    ]
+    return markdown(["method", *DRAFTS], rows)
+
+
+def figure_table(summary: Summary, forms: Mapping[str, str]) -> str:
+    """Return values without intervals. forms: of the figures that are shown."""
+    rows = [
+        [name, *(f"{row[each].value:{form}}" for each, form in forms.items())]
         for name, row in summary.items()
     ]
-    return markdown(["method", "waste", *shares, "class none/some/all"], rows)
+    return markdown(["method", *forms], rows)
 
 
 def modelled_table(summary: Summary) -> str:
@@ -382,15 +375,7 @@ def modelled_table(summary: Summary) -> str:
         [policy, *(with_interval(row[name], unit="x") for name in names)]
         for policy, row in summary.items()
     ]
-    note = (
-        "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule"
-        " cost nothing; what runs side by side takes as long as the slower one. measured: seconds"
-        " per forward on this machine, each model alone; pipeline: the same with the target split"
-        " over two devices and the draft on the one that is idle; c: a target forward costs c draft"
-        " forwards, however many rows it has."
-    )
-    header = ["method", *(name.removeprefix(f"{SPEEDUP}, ") for name in names)]
-    return f"{markdown(header, rows)}\n\n{note}"
+    return markdown(["method", *(name.removeprefix(f"{SPEEDUP}, ") for name in names)], rows)
 
 
 def lossless_in_short(lines: Sequence[str]) -> list[str]:

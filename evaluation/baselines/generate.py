@@ -31,11 +31,11 @@ class GenerateEngine:
     draft, or with prompt lookup.
 
     target, assistant: plainly loaded models, the latter None where `settings` do without it;
-    settings: further fields of the GenerationConfig. Whatever the models' own generation configs
-    say does not count, so the distribution is the target's after `warp`. The assistant's
-    distribution follows from the same warp; transformers 5.23 applies it to an assistant twice,
-    which changes nothing at temperature 1 or 0, and costs acceptance elsewhere, not exactness.
-    Raises ValueError for settings that transformers refuses."""
+    settings: further fields of the GenerationConfig, None where unset. Whatever the models' own
+    generation configs say does not count, so the distribution is the target's after `warp`. The
+    assistant's distribution follows from the same warp; transformers 5.23 applies it to an
+    assistant twice, which changes nothing at temperature 1 or 0, and costs acceptance elsewhere,
+    not exactness. Raises UserError for settings that transformers refuses."""
 
     records_drafts = False
 
@@ -45,17 +45,19 @@ class GenerateEngine:
         assistant: PreTrainedModel | None,
         warp: Warp,
         eos_ids: frozenset[int],
-        settings: Mapping[str, Any],
+        settings: Any,
     ) -> None:
-        self.target = target
-        self.assistant = assistant
-        self.settings = dict(settings)
+        self.target, self.assistant = target, assistant
+        self.settings = {key: value for key, value in settings.items() if value is not None}
         self.distribution = {
             **warp_settings(warp),
             "eos_token_id": sorted(eos_ids),
             "pad_token_id": min(eos_ids, default=0),
         }
-        self._config(1).validate()
+        try:
+            self._config(1).validate()
+        except ValueError as error:
+            raise UserError(f"engine.settings: {str(error).splitlines()[0]}. Mend them") from error
 
     @torch.inference_mode()
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
@@ -67,10 +69,8 @@ class GenerateEngine:
         which adds a token without a draft. What was drafted is not known (`records_drafts`), so
         `draft_tokens` is empty."""
         self.target.generation_config = GenerationConfig()
-        if self.assistant is not None:
-            self.assistant.generation_config = GenerationConfig(
-                **self.settings
-            )  # anew: `generate` may move them
+        if self.assistant is not None:  # anew: `generate` may move them
+            self.assistant.generation_config = GenerationConfig(**self.settings)
         torch.manual_seed(int(torch.randint(1 << 62, (), generator=sampler.generator)))
         ids, rounds = prompt_ids[None].to(self.target.device), Rounds()
         generate: Any = self.target.generate
@@ -84,9 +84,12 @@ class GenerateEngine:
         )
         seconds = perf_counter() - start
         tokens = [token for added in rounds.added for token in added]
-        return Trace(
-            len(prompt_ids), tokens, [_round(added) for added in rounds.added], 0.0, seconds
-        )
+        idle = dict.fromkeys(STAGES, 0.0)
+        traced = [
+            RoundTrace([], [], [], 0, len(added) - 1, added, [], 0, dict(idle))
+            for added in rounds.added
+        ]
+        return Trace(len(prompt_ids), tokens, traced, 0.0, seconds)
 
     def _config(self, max_new_tokens: int) -> GenerationConfig:
         return GenerationConfig(max_new_tokens=max_new_tokens, **self.distribution, **self.settings)
@@ -142,30 +145,21 @@ def not_compiled(engine: GenerateEngine, prompt_ids: Tensor) -> str | None:
         engine.decode(prompt_ids, 4, Sampler.seeded(0))
     except TorchDynamoException as error:
         return next(line for line in str(error).splitlines() if line.strip())
-    return (
-        None
-        if hasattr(engine.target, "_compiled_call")
-        else "transformers compiles no model that is loaded so"
-    )
+    compiles = hasattr(engine.target, "_compiled_call")
+    return None if compiles else "transformers compiles no model that is loaded so"
 
 
 def warp_settings(warp: Warp) -> dict[str, Any]:
     """Fields of a GenerationConfig; without them transformers would take the top 50 tokens."""
     if warp.temperature == 0:
         return {"do_sample": False}
-    return {
-        "do_sample": True,
-        "temperature": warp.temperature,
-        "top_k": warp.top_k,
-        "top_p": warp.top_p,
-    }
+    return {"do_sample": True, **warp.to_dict()}
 
 
-def _round(added: Sequence[int]) -> RoundTrace:
-    return RoundTrace([], [], [], 0, len(added) - 1, list(added), [], 0, dict.fromkeys(STAGES, 0.0))
+# What configs name --------------------------------------------------------------------------------
 
-
-Settings = Mapping[str, Any]
+Models = Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"]
+OfTarget = Annotated[Warp, "of the target"]
 
 
 class Generation(Group):
@@ -184,54 +178,57 @@ class Generation(Group):
     cache_implementation: Annotated[Text | None, "such as static"]
 
 
-def plain(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
-    warp: Annotated[Warp, "of the target"],
-    settings: Annotated[Generation, "further fields of its GenerationConfig"],
-    pair: ModelPair,
-    eos_ids: frozenset[int],
-) -> GenerateEngine:
-    """The target alone, with prompt lookup where `settings` ask for it.
+Further = Annotated[Generation, "further fields of its GenerationConfig"]
 
-    Raises UserError for settings that transformers refuses."""
-    return _engine(target(models), None, warp, eos_ids, settings)
+
+def plain(
+    models: Models, warp: OfTarget, settings: Further, pair: ModelPair, eos_ids: frozenset[int]
+) -> GenerateEngine:
+    """The target alone, with prompt lookup where `settings` ask for it."""
+    return GenerateEngine(_loaded("target", models), None, warp, eos_ids, settings)
 
 
 def compiled(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
-    warp: Annotated[Warp, "of the target"],
-    pair: ModelPair,
-    eos_ids: frozenset[int],
+    models: Models, warp: OfTarget, pair: ModelPair, eos_ids: frozenset[int]
 ) -> CompiledGenerateEngine:
     """The target alone, its forward compiled before anything is timed."""
-    return CompiledGenerateEngine(target(models), None, warp, eos_ids, {})
+    return CompiledGenerateEngine(_loaded("target", models), None, warp, eos_ids, {})
 
 
 def assisted(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    models: Models,
     assistant: Annotated[
         Path | None, "folder or hub id of an ordinary draft; null: that of the pair"
     ],
-    warp: Annotated[Warp, "of the target"],
-    settings: Annotated[Generation, "further fields of its GenerationConfig"],
+    warp: OfTarget,
+    settings: Further,
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
     """The target with an ordinary draft model.
 
-    Raises UserError as `plain`, and where no draft is given that transformers can use."""
-    draft, whole = assistant_model(assistant_of(assistant, models, pair), models), target(models)
-    sizes = [model.config.get_text_config().vocab_size for model in (draft, whole)]
+    Raises UserError where no draft is given that transformers can use."""
+    folder = assistant_of(assistant, models, pair)
+    given = models if folder is None else OmegaConf.merge(models, {"draft": str(folder)})
+    try:
+        draft, target = _loaded("draft", given), _loaded("target", models)
+    except UserError as error:
+        if folder is None:
+            raise
+        raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
+    sizes = [model.config.get_text_config().vocab_size for model in (draft, target)]
     if sizes[0] != sizes[1]:
         raise UserError(
             f"assistant: expected {sizes[1]} tokens, as the target has, got {sizes[0]}. Give"
             " another, or leave the assisted methods out of `methods`"
         )
-    return _engine(whole, draft, warp, eos_ids, settings)
+    return GenerateEngine(target, draft, warp, eos_ids, settings)
 
 
-def assistant_of(assistant: Path | None, models: Settings, pair: ModelPair) -> Path | None:
-    """Folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
+def assistant_of(
+    assistant: Path | None, models: Mapping[str, Any], pair: ModelPair
+) -> Path | str | None:
+    """Return folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
 
     Raises UserError where that one reads its target and there is no other, or is mixed with it."""
     if assistant is not None:
@@ -247,39 +244,13 @@ def assistant_of(assistant: Path | None, models: Settings, pair: ModelPair) -> P
     return str(ordinary)
 
 
-def target(models: Settings) -> PreTrainedModel:
-    return _loaded("target", _as_text(models))
-
-
-def assistant_model(assistant: Path | None, models: Settings) -> PreTrainedModel:
-    """`assistant`, or `pair.draft` where that is None. Raises UserError where it is missing."""
-    if assistant is None:
-        return _loaded("draft", _as_text(models))
-    try:
-        return _loaded("draft", _as_text(OmegaConf.merge(models, {"draft": str(assistant)})))
-    except UserError as error:
-        raise UserError(str(error).replace("pair.draft", "assistant", 1)) from error
-
-
-def _as_text(models: Any) -> str:
-    return json.dumps(OmegaConf.to_container(models, resolve=True), sort_keys=True)
+def _loaded(side: str, models: Any) -> PreTrainedModel:
+    """Return a model of a pair's settings, once for all engines."""
+    return _loaded_once(
+        side, json.dumps(OmegaConf.to_container(models, resolve=True), sort_keys=True)
+    )
 
 
 @lru_cache(maxsize=4)
-def _loaded(side: str, models: str) -> PreTrainedModel:
-    settings = Pair.of(OmegaConf.create(json.loads(models)))
-    return load_plain(settings.model(side)).eval()
-
-
-def _engine(
-    whole: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    warp: Warp,
-    eos_ids: frozenset[int],
-    settings: Any,
-) -> GenerateEngine:
-    given = {key: value for key, value in settings.items() if value is not None}
-    try:
-        return GenerateEngine(whole, draft, warp, eos_ids, given)
-    except ValueError as error:
-        raise UserError(f"engine.settings: {str(error).splitlines()[0]}. Mend them") from error
+def _loaded_once(side: str, models: str) -> PreTrainedModel:
+    return load_plain(Pair.of(OmegaConf.create(json.loads(models))).model(side)).eval()

@@ -22,10 +22,10 @@ from data_gen.settings import HarvestSettings
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
-from decoding.models.recurrent import refuse_recurrent
 from decoding.models.loading import ModelPair, load_pair, load_plain
 from decoding.models.machine import setup_facts
 from decoding.models.options import first_line
+from decoding.models.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.stopping.confidence import Confidence

@@ -24,14 +24,14 @@ from data_gen.harvest import Progress, label_chunk, outputs_on
 from data_gen.requests import Request
 from data_gen.settings import HarvestSettings
 from decoding.engines.serial import SerialEngine
+from decoding.models.context import context_limit
 from decoding.models.draft_model import beside
 from decoding.models.eagle.checkpoint import find_checkpoint
 from decoding.models.eagle.draft import FILE as MAPS
+from decoding.models.loading import ModelPair
+from decoding.models.options import load_config, resolve_dtype, source_of
 from decoding.models.recurrent import cached, refuse_recurrent
 from decoding.models.support import auto_class, text_part
-from decoding.models.loading import ModelPair
-from decoding.models.context import context_limit
-from decoding.models.options import load_config, resolve_dtype, source_of
 from decoding.sampling import Sampler
 from decoding.settings import ModelSettings, Pair
 from decoding.stopping.never import Never

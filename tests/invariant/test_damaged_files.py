@@ -47,7 +47,7 @@ TUNED = {
         }
     },
 }
-TEXTS = token_texts.Vocabulary({4: "a", 17: "b"}, {("toy", "p1"): "w3"})
+TEXTS = token_texts.Vocabulary({4: "a", 17: "b"}, {"toy": {"p1": "w3"}})
 
 
 class Kind(NamedTuple):

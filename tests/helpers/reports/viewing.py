@@ -80,7 +80,7 @@ def evaluation(
 
 
 def written(folder: Path, *found: Evaluation) -> Path:
-    texts = Vocabulary(TEXTS, {("a", "p0"): "Once upon a time"})
+    texts = Vocabulary(TEXTS, {"a": {"p0": "Once upon a time"}})
     path = folder / "page.html"
     path.write_text(
         PAGE.format(fragment(found, {one.folder: texts for one in found})), encoding="utf-8"

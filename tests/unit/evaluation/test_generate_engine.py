@@ -17,6 +17,7 @@ from evaluation.baselines.generate import (
     not_compiled,
     warp_settings,
 )
+from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
@@ -173,5 +174,5 @@ def test_no_filter_is_no_filter() -> None:
         "top_p": 1.0,
     }
     assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
-    with pytest.raises(ValueError, match="cache_implementation"):
+    with pytest.raises(UserError, match="engine.settings: .*cache_implementation"):
         engine(Warp(1.0), False, {"cache_implementation": "none"}, frozenset())

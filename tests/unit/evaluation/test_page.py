@@ -112,12 +112,14 @@ def test_the_legend_says_what_each_method_does() -> None:
     settings = {
         "autoregressive": PLAIN,
         "confidence": method("serial", "chain", "token", "confidence"),
+        "fixed": method("serial", "chain", "token", "fixed"),
         "paths": method("serial", "paths", "parallel", "never"),
     }
-    text = legend({"methods": {name: {"settings": each} for name, each in settings.items()}})
+    text = legend({name: {"settings": each} for name, each in settings.items()})
     assert text.splitlines() == [
         "- autoregressive: One target call, one token.",
         "- confidence: Stop after drawing a token whose probability is below `threshold`.",
+        "- fixed: Stop after `gamma` tokens (Leviathan et al. 2023).",
         "- paths: `paths` drafts of `gamma` tokens that share only the last committed token.",
     ]
 

@@ -235,7 +235,7 @@ def data(html: str) -> Any:
 
 def test_tokens_cannot_leave_the_data() -> None:
     one = evaluation()
-    html = fragment([one], {one.folder: Vocabulary({4: NASTY}, {("a", "p0"): NASTY})})
+    html = fragment([one], {one.folder: Vocabulary({4: NASTY}, {"a": {"p0": NASTY}})})
     assert html.count("<script") == html.count("</script>") == 2
     run = data(html)["runs"][0]
     assert run["texts"] == {"4": NASTY, "5": "[5]", "9": "[9]"} | run["texts"]
@@ -270,7 +270,7 @@ def test_many_evaluations_share_the_page() -> None:
 
 def test_a_long_prompt_is_shown_from_its_end() -> None:
     one = evaluation(prompts=1)
-    text = Vocabulary({}, {("a", "p0"): "a" * 1000 + "b" * PROMPT_END})
+    text = Vocabulary({}, {"a": {"p0": "a" * 1000 + "b" * PROMPT_END}})
     shown = data(fragment([one], {one.folder: text}))
     assert shown["runs"][0]["prompts"][0][1] == "b" * PROMPT_END
 
