@@ -1,28 +1,35 @@
-"""scripts/gen_data.py from its command line: prompts and a pair in, a dataset folder out."""
+"""scripts/gen_data.py from its command line: prompts and a pair in, a dataset folder out; chat
+templates with arguments and a clock, repeated texts, splits by text."""
 
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from data_gen.requests import refuse_other_shares
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
+from runtime.errors import UserError
+from runtime.files import file_hash
+from runtime.json_files import CHECKSUM, write_checksummed
 from scripts import gen_data
-from tests.helpers.data.answer_stub import stub_server
+from tests.helpers.data.answer_stub import Stub, stub_server
 from tests.helpers.models.tiny_pair import save_tiny_pair
 from tests.helpers.programs import programs
 
-SMALL = (
-    "max_new_tokens=12",
-    "gamma=3",
-    "batch_size=4",
-    "anchors.stride=2",
-    "dataset=jsonl",
-    "dataset.chat=false",
+ARGUMENTS = (
+    *("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "dataset=jsonl"),
+    *("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft"),
+    *("dataset.path=prompts.jsonl", "dataset.chat=false"),
 )
+DATA = Path("data/jsonl")
+Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -32,181 +39,149 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("prompts.jsonl").write_text("\n".join(lines))
 
 
-def run(*arguments: str) -> None:
-    pair = (
-        "pair.name=tiny",
-        "pair.target=pair/target",
-        "pair.draft=pair/draft",
-        "dataset.path=prompts.jsonl",
-    )
-    programs.run(gen_data, *SMALL, *pair, *arguments)
-
-
-def test_dataset_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def pair(workplace: None, tmp_path: Path) -> None:
     save_tiny_pair(tmp_path / "pair")
-    run("estimate=true")
-    expected = re.search(
-        r"time: about .*disk: about ([\d.]+) MB", capsys.readouterr().out, re.DOTALL
-    )
-    assert expected
-    assert not (tmp_path / "data" / "jsonl").exists()
 
+
+def run(*arguments: str) -> None:
+    programs.run(gen_data, *ARGUMENTS, *arguments)
+
+
+def refused(*arguments: str) -> str:
+    return programs.refused(gen_data, *ARGUMENTS, *arguments)
+
+
+def manifest_of(folder: Path | str = DATA) -> dict:
+    return Harvest.open(folder).manifest.written
+
+
+@contextmanager
+def asking() -> Iterator[tuple[Stub, tuple[str, ...]]]:
+    """A server that answers, and the settings that ask it."""
+    with stub_server() as stub:
+        yield stub, ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
+
+
+def rows(folder: str, kind: str) -> list[dict]:
+    paths = sorted(Path(folder).glob(f"{kind}-*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def test_dataset_folder(pair: None, capsys: Said) -> None:
+    run("estimate=true")
+    printed = capsys.readouterr().out
+    expected = re.search(r"time: about .*disk: about ([\d.]+) MB", printed, re.DOTALL)
+    assert expected and not DATA.exists()
     run()
-    manifest = Harvest.open("data/jsonl").manifest.written
+    manifest, harvest = manifest_of(), Harvest.open(DATA)
     found = manifest["statistics"]
-    assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9 and all(
-        manifest["splits"].values()
-    )
-    assert manifest["bytes"] == sum(
-        path.stat().st_size for path in Path("data/jsonl").glob("*.parquet")
-    )
+    assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9
+    assert all(manifest["splits"].values())
+    assert manifest["bytes"] == sum(path.stat().st_size for path in DATA.glob("*.parquet"))
     for kind, column, width in (("mixed", "draft_hidden", 24), ("rounds", "target_hidden", 4 * 24)):
-        read = [Harvest.open("data/jsonl").records(kind, split) for split in SPLITS]
+        read = [harvest.records(kind, split) for split in SPLITS]
         assert sum(len(records["group"]) for records in read) == found["records"][kind]
         assert {records[column].shape[1] for records in read} == {width}
     assert {records["draft_hidden"].shape[1:] for records in read} == {(3, 24)}
     assert {records["history"].shape[1:] for records in read} == {(3,)}
-    ids, vectors = Harvest.open("data/jsonl").embeddings
-    assert {int(token) for records in read for token in records["token"].flatten()} <= set(
-        ids.tolist()
-    )
-    assert vectors.shape == (len(ids), 24)
+    ids, vectors = harvest.embeddings
+    tokens = {int(token) for records in read for token in records["token"].flatten()}
+    assert tokens <= set(ids.tolist()) and vectors.shape == (len(ids), 24)
     assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
     assert float(expected[1]) * 1e6 == pytest.approx(manifest["bytes"], rel=0.2)
     printed = capsys.readouterr().out
     assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
-
-    before = {path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")}
+    before = {path: path.stat().st_mtime_ns for path in DATA.glob("*.parquet")}
     run()
-    assert {
-        path.name: path.stat().st_mtime_ns for path in Path("data/jsonl").glob("*.parquet")
-    } == before
-    assert Harvest.open("data/jsonl").manifest.written == manifest
+    assert {path: path.stat().st_mtime_ns for path in DATA.glob("*.parquet")} == before
+    assert manifest_of() == manifest
+
+
+OTHERS = ("runs/x/results.json", "checkpoints/hrad/config.json", "checkpoints/hrad/metrics.json")
+OTHERS += ("pair/draft/config.json", "data/other/plan.json")
 
 
 @pytest.mark.parametrize(
     ("folder", "holds"),
     [
-        ("runs/x", "results.json"),
-        ("checkpoints/hrad", "config.json"),
-        ("pair", "draft"),
-        ("pair/draft", "config.json"),
-        ("data", "other"),
-        (".", None),
-        ("..", None),
+        *(("runs/x", "results.json"), ("checkpoints/hrad", "config.json"), ("pair", "draft")),
+        *(("pair/draft", "config.json"), ("data", "other"), (".", None), ("..", None)),
     ],
 )
 def test_a_harvest_goes_into_no_folder_of_something_else(
-    folder: str, holds: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: str, holds: str | None, tmp_path: Path
 ) -> None:
     """The next evaluation or training there would delete it."""
-    for name in (
-        "runs/x/results.json",
-        "checkpoints/hrad/config.json",
-        "checkpoints/hrad/metrics.json",
-        "pair/draft/config.json",
-        "data/other/plan.json",
-    ):
+    for name in OTHERS:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     before = sorted(tmp_path.rglob("*"))
     for more in ("estimate=false", "estimate=true"):
-        with pytest.raises(SystemExit) as ending:
-            run(f"out={folder}", more)
-        said = capsys.readouterr().err
-        assert ending.value.code == 2 and f"error: out: {folder} " in said
-        assert "is the current folder" in said if holds is None else f"lost: {holds}." in said
-    left = {path for path in tmp_path.rglob("*") if "outputs" not in path.parts}
-    assert sorted(left) == before
+        line = refused(f"out={folder}", more)
+        assert line.startswith(f"error: out: {folder} ")
+        assert "is the current folder" in line if holds is None else f"lost: {holds}." in line
+    assert sorted(p for p in tmp_path.rglob("*") if "outputs" not in p.parts) == before
 
 
-def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(pair: None) -> None:
     """Whatever the config says: on another machine, auto may be another one."""
-    save_tiny_pair(tmp_path / "pair")
     run("pair.dtype=auto")
-    assert Harvest.open("data/jsonl").manifest.written["dtypes"] == {
-        "target": "torch.float32",
-        "draft": "torch.float32",
-    }
+    assert manifest_of()["dtypes"] == dict.fromkeys(("target", "draft"), "torch.float32")
     run("pair.dtype=float32")
-    with pytest.raises(SystemExit):
-        run("pair.draft_dtype=float64")
-    assert "was made with dtypes.draft=torch.float32, here torch.float64" in capsys.readouterr().err
+    says = "was made with dtypes.draft=torch.float32, here torch.float64"
+    assert says in refused("pair.draft_dtype=float64")
 
 
 def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: None, monkeypatch: pytest.MonkeyPatch, capsys: Said
 ) -> None:
     """Nobody else is there: it makes every chunk."""
-    save_tiny_pair(tmp_path / "pair")
+    monkeypatch.setenv("RANK", "1")
     with monkeypatch.context() as patch:
-        patch.setenv("RANK", "1")
         patch.setenv("WORLD_SIZE", "2")
         patch.setattr("sys.stdout", sys.stdout)  # which it replaces
         run()
-    assert (
-        "process 2 of 2 is done. The first one (RANK=0) writes manifest.json"
-        in capsys.readouterr().err
-    )
-    assert (
-        len(list(Path("data/jsonl").glob("chunk-*.json"))) == 3
-        and not Path("data/jsonl/manifest.json").exists()
-    )
-    monkeypatch.setenv("RANK", "1")  # without a size it means nothing
-    run()
-    assert Harvest.open("data/jsonl").manifest.written["prompts"]["count"] == 9
+    says = "process 2 of 2 is done. The first one (RANK=0) writes manifest.json"
+    assert says in capsys.readouterr().err
+    assert len(list(DATA.glob("chunk-*.json"))) == 3 and not (DATA / "manifest.json").exists()
+    run()  # without a size, RANK means nothing
+    assert manifest_of()["prompts"]["count"] == 9
 
 
-def test_verify_names_every_bad_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_tiny_pair(tmp_path / "pair")
+def test_verify_names_every_bad_file(pair: None, capsys: Said) -> None:
     run()
-    manifest, folder = Harvest.open("data/jsonl").manifest.written, Path("data/jsonl")
+    manifest = manifest_of()
     run("verify=true")
     printed = capsys.readouterr().out
-    assert "data/jsonl is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
-
-    (folder / "rounds-00000.parquet").write_bytes(b"")
-    (folder / "chunk-00002.json").unlink()
+    assert f"{DATA} is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
+    (DATA / "rounds-00000.parquet").write_bytes(b"")
+    (DATA / "chunk-00002.json").unlink()
     with pytest.raises(SystemExit) as exit_code:
         run("verify=true", "pair.target=not/loaded/at/all")
     said = capsys.readouterr()
     assert exit_code.value.code == 2
+    size = manifest["shards"][6]["bytes"]
     assert said.out.splitlines() == [
-        (
-            "data/jsonl/rounds-00000.parquet is damaged: 0 bytes instead of"
-            f" {manifest['shards'][6]['bytes']}"
-        ),
-        "data/jsonl/chunk-00002.json is missing",
+        f"{DATA}/rounds-00000.parquet is damaged: 0 bytes instead of {size}",
+        f"{DATA}/chunk-00002.json is missing",
     ]
-    assert (
-        said.err.strip()
-        .splitlines()[-1]
-        .startswith("error: out: 2 bad files in data/jsonl. Run the command that")
-    )
+    last = said.err.strip().splitlines()[-1]
+    assert last.startswith(f"error: out: 2 bad files in {DATA}. Run the command that")
     run()
     run("verify=true")
-    assert Harvest.open("data/jsonl").manifest.written["content"] == manifest["content"]
+    assert manifest_of()["content"] == manifest["content"]
 
 
 @pytest.mark.smoke
-def test_responses_from_a_file_and_from_a_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_tiny_pair(tmp_path / "pair")
-    with stub_server() as stub:
-        ask = (
-            "responses=server",
-            f"responses.url={stub.url}",
-            "responses.model=tiny",
-            "+responses.extra.min_p=0",
-        )
-        run(*ask, "out=data/server")
-        run(*ask, "out=data/server")
+def test_responses_from_a_file_and_from_a_server(pair: None, capsys: Said) -> None:
+    with asking() as (stub, ask):
+        for _ in range(2):
+            run(*ask, "+responses.extra.min_p=0", "out=data/server")
         assert len(stub.bodies) == 9
-    run("responses=file", "responses.path=data/server/answers.jsonl", "out=data/file")
-    asked, read = (Harvest.open(f"data/{name}").manifest.written for name in ("server", "file"))
+    from_file = ("responses=file", "responses.path=data/server/answers.jsonl")
+    run(*from_file, "out=data/file")
+    asked, read = manifest_of("data/server"), manifest_of("data/file")
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
     taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
@@ -216,110 +191,158 @@ def test_responses_from_a_file_and_from_a_server(
     assert f"-log p(token) - H(p)    {read['surprisal']['mean']:+.3f} nats a token (" in printed
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
     for kind in ("responses", "rounds", "mixed"):
-        ours, theirs = (read_shard_rows(f"data/{name}", kind) for name in ("file", "server"))
-        assert ours == theirs and len(ours) == 9
-    assert all(row["response_tokens"][0] == 5 for row in read_shard_rows("data/file", "responses"))
-    run(
-        "responses=file",
-        "responses.path=data/server/answers.jsonl",
-        "out=data/greedy",
-        "warp=greedy",
-    )
-    greedy = Harvest.open("data/greedy").manifest.written
-    assert greedy["statistics"]["response_tokens"] < greedy["given_tokens"] == given, (
-        "as far as the target says it"
-    )
+        assert rows("data/file", kind) == rows("data/server", kind)
+    responses = rows("data/file", "responses")
+    assert len(responses) == 9 and all(row["response_tokens"][0] == 5 for row in responses)
+    run(*from_file, "out=data/greedy", "warp=greedy")
+    greedy = manifest_of("data/greedy")
+    taken = greedy["statistics"]["response_tokens"]
+    assert taken < greedy["given_tokens"] == given, "as far as the target says it"
     assert "given = argmax" in capsys.readouterr().out
-
-
-def test_a_changed_answer_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_tiny_pair(tmp_path / "pair")
-    with stub_server() as stub:
-        run("responses=server", f"responses.url={stub.url}", "responses.model=tiny", "out=data/d")
-    run("out=data/d", "verify=true")
-    path = Path("data/d/answers.jsonl")
+    path = Path("data/server/answers.jsonl")
     path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
     with pytest.raises(SystemExit):
-        run("out=data/d", "verify=true")
-    printed = capsys.readouterr()
-    assert "data/d/answers.jsonl line 1 is damaged (its checksum does not fit)" in printed.out
-    assert "error: out: 1 bad files in data/d" in printed.err
+        run("out=data/server", "verify=true")
+    said = capsys.readouterr()
+    assert f"{path} line 1 is damaged (its checksum does not fit)" in said.out
+    assert "error: out: 1 bad files in data/server" in said.err
 
 
-def test_nothing_is_asked_before_the_settings_are_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_tiny_pair(tmp_path / "pair")
+def test_nothing_is_asked_before_the_settings_are_checked(pair: None) -> None:
     run("out=data/d")
-    with stub_server() as stub:
-        ask = ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
+    with asking() as (stub, ask):
         for arguments, message in (
-            (
-                ["splits.calibration=3"],
-                "error: splits.calibration: expected a number above 0, below 1, got 3",
-            ),
-            (
-                ["out=data/d"],
-                "error: out: data/d was made with responses=generated, here external.",
-            ),
-            (
-                ["out=data/d", "seed=9"],
-                "made with responses=generated, here external, seed=0, here 9",
-            ),
-            (["out=data/d", "pair.name=large"], "made with pair.name=tiny, "),
-            (["out=data/d", "gamma=4"], "made with gamma=3, "),
-            (["out=data/d", "max_new_tokens=9"], "made with max_new_tokens=12, "),
-            (["out=data/d", "warp.temperature=0.5"], ", warp.temperature="),
-            (["out=data/d", "splits.test=0.4"], ", splits.test="),
+            ("splits.calibration=3", "expected a number above 0, below 1, got 3"),
+            ("out=data/d", "out: data/d was made with responses=generated, here external."),
+            ("out=data/d seed=9", "responses=generated, here external, seed=0, here 9"),
+            ("out=data/d pair.name=large", "made with pair.name=tiny, "),
+            ("out=data/d gamma=4", "made with gamma=3, "),
+            ("out=data/d max_new_tokens=9", "made with max_new_tokens=12, "),
+            ("out=data/d warp.temperature=0.5", ", warp.temperature="),
+            ("out=data/d splits.test=0.4", ", splits.test="),
         ):
-            with pytest.raises(SystemExit):
-                run(*ask, *arguments)
-            assert message in capsys.readouterr().err
+            assert message in refused(*ask, *arguments.split())
     assert not stub.bodies and not list(Path("data").rglob("answers.jsonl"))
 
 
-def read_shard_rows(folder: str, kind: str) -> list[dict]:
-    return [
-        row
-        for path in sorted(Path(folder).glob(f"{kind}-*.parquet"))
-        for row in pq.read_table(path).to_pylist()
-    ]
+WHOLE = "expected a whole number from"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gamma=0"], "error: gamma: expected a whole number from 1 to 1000, got 0"),
-        (["gamma=abc"], "error: gamma: expected a whole number from 1 to 1000, got 'abc'"),
-        (["batch_size=true"], "error: batch_size: expected a whole number from 1 on, got true"),
-        (["verify=maybe"], "error: verify: expected true or false, got 'maybe'"),
-        (["verify=true"], "error: out: data/jsonl is no harvested dataset"),
-        (["seed=false"], "error: seed: expected a whole number from 0 to 4294967295, got false"),
+        ("gamma=0", f"error: gamma: {WHOLE} 1 to 1000, got 0"),
+        ("gamma=abc", f"error: gamma: {WHOLE} 1 to 1000, got 'abc'"),
+        ("batch_size=true", f"error: batch_size: {WHOLE} 1 on, got true"),
+        ("verify=maybe", "error: verify: expected true or false, got 'maybe'"),
+        ("verify=true", "error: out: data/jsonl is no harvested dataset"),
+        ("seed=false", f"error: seed: {WHOLE} 0 to 4294967295, got false"),
+        ("anchors.stride=1.5", f"error: anchors.stride: {WHOLE} 1 on, got 1.5"),
+        ("dataset.path=none.jsonl", "error: dataset.path: there is no file"),
+        ("pair.target=nowhere/at/all", "error: pair.target: "),
+        ("gama=3", "gama"),
+        ("responses=file", "error: responses.path: no value given"),
+        ("responses=file responses.path=no.jsonl", "responses.path: there is no file no.jsonl"),
         (
-            ["anchors.stride=1.5"],
-            "error: anchors.stride: expected a whole number from 1 on, got 1.5",
-        ),
-        (["dataset.path=none.jsonl"], "error: dataset.path: there is no file"),
-        (["pair.target=nowhere/at/all"], "error: pair.target: "),
-        (["gama=3"], "gama"),
-        (["responses=file"], "error: responses.path: no value given"),
-        (
-            ["responses=file", "responses.path=none.jsonl"],
-            "error: responses.path: there is no file none.jsonl",
-        ),
-        (
-            ["responses=server", "responses.url=x", "responses.model=y"],
+            "responses=server responses.url=x responses.model=y",
             "error: responses.url: expected an address such as http://",
         ),
     ],
 )
 @pytest.mark.few(2)
-def test_bad_input_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_code:
-        run(*arguments)
-    assert exit_code.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("error: ") and message in last
+def test_bad_input_is_one_line(arguments: str, message: str) -> None:
+    assert message in refused(*arguments.split())
     assert not Path("data").exists()
+
+
+# Prompts ------------------------------------------------------------------------------------------
+
+TEMPLATE = "{% if thinking %}w9 {% endif %}{{ messages[0]['content'] }} w2"
+CLOCK = TEMPLATE + " w{{ strftime_now('%d') | int }}"
+
+
+@pytest.fixture
+def chats(pair: None, request: pytest.FixtureRequest) -> None:
+    """Six chat prompts; the parameter is the chat template."""
+    for side in ("target", "draft"):
+        (Path("pair") / side / "chat_template.jinja").write_text(request.param)
+    lines = [json.dumps({"prompt": f"w{n % 5 + 1} w3"}) for n in range(6)]
+    Path("prompts.jsonl").write_text("\n".join(lines))
+
+
+def harvest_chats(*arguments: str) -> None:
+    run("dataset.chat=true", "max_new_tokens=6", "gamma=2", *arguments)
+
+
+def prompts() -> dict[str, list[int]]:
+    return {each.prompt_id: each.prompt_tokens for each in Harvest.open(DATA).prompts("all")}
+
+
+def on_day(number: int) -> type[date]:
+    class Day(date):
+        @classmethod
+        def today(cls) -> date:
+            return date(2031, 1, number)
+
+    return Day
+
+
+@pytest.mark.parametrize("chats", [CLOCK + "{{ strftime_now('%f') }}"], indirect=True)
+def test_a_harvest_goes_on_another_day_with_the_date_it_began_with(
+    chats: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.gen_data.date", on_day(30))
+    harvest_chats()
+    before = manifest_of()
+    assert before["dates"] == ["2031-01-30"]
+    for name in ("manifest.json", "chunk-00001.json"):
+        (DATA / name).unlink()
+    monkeypatch.setattr("scripts.gen_data.date", on_day(31))
+    harvest_chats()
+    assert manifest_of()["content"] == before["content"]
+
+
+@pytest.mark.parametrize("chats", [CLOCK], indirect=True)
+def test_answers_of_a_server_belong_to_their_day(
+    chats: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.gen_data.date", on_day(31))
+    monkeypatch.setattr("data_gen.responses.server.today", lambda: "2031-01-30")
+    with asking() as (_, ask):
+        harvest_chats(*ask)
+    assert {ids[-1] for ids in prompts().values()} == {30}, "as the server saw them"
+    assert manifest_of()["dates"] == ["2031-01-30"]
+
+
+@pytest.mark.parametrize("chats", [TEMPLATE], indirect=True)
+@pytest.mark.parametrize(
+    "how", ["dataset.template={thinking: true}", "+dataset.template.thinking=true"]
+)
+def test_template_arguments_reach_both_renderings(chats: None, how: str) -> None:
+    with asking() as (stub, ask):
+        harvest_chats(*ask, how)
+        assert all(body["chat_template_kwargs"] == {"thinking": True} for body in stub.bodies)
+    assert all(ids[0] == 9 for ids in prompts().values())
+    assert "dates" not in manifest_of()
+
+
+@pytest.mark.parametrize("chats", [TEMPLATE], indirect=True)
+def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(
+    chats: None, capsys: Said
+) -> None:
+    harvest_chats()
+    assert "; 1 repeat the text of another, in its split" in capsys.readouterr().out
+    manifest = manifest_of()
+    assert manifest["repeated_texts"] == 1
+    splits = {each.prompt_id: each.split for each in Harvest.open(DATA).prompts("all")}
+    assert splits["jsonl-1"] == splits["jsonl-6"] and len(set(splits.values())) == 3
+    for path in (DATA / "plan.json", DATA / "manifest.json"):
+        old = json.loads(path.read_text())
+        write_checksummed(path, {k: v for k, v in old.items() if k not in ("split_by", CHECKSUM)})
+    line = refused("dataset.chat=true", "max_new_tokens=6", "gamma=2")
+    assert f"{DATA} was made with split_by=None, here text. Choose another out=" in line
+    data = {"folder": str(DATA), "sha256": file_hash(DATA / "manifest.json")}
+    with pytest.raises(
+        UserError, match=rf"^splits: {DATA}, on which x was tuned, was split by the"
+    ):
+        refuse_other_shares(data, manifest["shares"], "x was tuned")

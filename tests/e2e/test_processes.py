@@ -27,99 +27,64 @@ def launch(folder: Path, processes: int, *arguments: str) -> subprocess.Complete
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    launcher = [
-        "-m",
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes",
-        str(processes),
-    ]
-    launcher += ["--main_process_port", port]
-    command = [sys.executable, *launcher, str(ROOT / "train.py"), *arguments]
+    options = ["--multi_gpu", "--num_processes", str(processes), "--main_process_port", port]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *options]
     settings = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True
-    )
+    captured = {"env": {**os.environ, **settings}, "capture_output": True, "text": True}
+    return subprocess.run([*launcher, str(ROOT / "train.py"), *arguments], cwd=folder, **captured)
 
 
-def differ(a: Path, b: Path) -> tuple[float, float]:
-    """Largest difference of weights, and of numbers in the metrics."""
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (a, b))
-    weights = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-    left, right = (
-        dict(numbers(json.loads((folder / "metrics.json").read_text()))) for folder in (a, b)
-    )
-    assert left.keys() == right.keys()
-    return weights, max(abs(left[name] - right[name]) for name in left)
-
-
-def numbers(value: object, name: str = "") -> list[tuple[str, float]]:
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    found = [
-        pair for key, inner in items if key != "seconds" for pair in numbers(inner, f"{name}.{key}")
-    ]
-    return [*found, (name, float(value))] if isinstance(value, int | float) else found
+def numbers(value: object, name: str = "") -> dict[str, float]:
+    """The numbers in JSON, by their places, without seconds."""
+    if isinstance(value, int | float):
+        return {name: float(value)}
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    found = dict[str, float]()
+    for key, part in parts.items() if isinstance(parts, dict) else ():
+        found |= {} if key == "seconds" else numbers(part, f"{name}.{key}")
+    return found
 
 
 def difference(folder: Path, processes: int, *arguments: str) -> float:
-    """The largest between what one process trains and what several do."""
+    """The largest between what one process trains and what several do: of weights, and of numbers
+    in the metrics."""
     write_harvest(folder / "data" / "toy")
-    alone = StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(alone):
+    alone, several = (folder / "checkpoints" / name for name in ("1", str(processes)))
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.chdir(folder)
         run(train, *arguments, "out=checkpoints/1")
     done = launch(folder, processes, *arguments, f"out=checkpoints/{processes}")
     assert done.returncode == 0, done.stderr
-    for printed in (alone.getvalue(), done.stdout):
-        assert printed.count("saved checkpoints/") == 1, "one process prints and writes"
+    for text in (printed.getvalue(), done.stdout):
+        assert text.count("saved checkpoints/") == 1, "one process prints and writes"
     assert len(list((folder / "outputs").glob("*/*/.hydra"))) == 2, "one run folder each"
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == sorted(
-        {"1", str(processes)}
+    assert {*(folder / "checkpoints").iterdir()} == {alone, several}
+    a, b = (load_file(each / "model.safetensors") for each in (alone, several))
+    weights = max(float((a[name] - b[name]).abs().max()) for name in a)
+    left, right = (
+        numbers(json.loads((each / "metrics.json").read_text())) for each in (alone, several)
     )
-    return max(differ(folder / "checkpoints" / "1", folder / "checkpoints" / str(processes)))
+    assert left.keys() == right.keys()
+    return max(weights, *(abs(left[name] - right[name]) for name in left))
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
-    assert difference(tmp_path, 2, *HRAD) < TOLERANCE
+SPECDECPP = ("predictor=specdecpp", "data=data/toy", "logger=none")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "arguments"),
     [
-        (2, ("predictor=specdecpp", "trainer.epochs=4", "data=data/toy", "logger=none")),
-        (
-            2,
-            (
-                "predictor=specdecpp",
-                "trainer.accumulate=2",
-                "trainer.epochs=4",
-                "data=data/toy",
-                "logger=none",
-            ),
-        ),
-        (
-            3,
-            (
-                "predictor=specdecpp",
-                "trainer.batch_size=1",
-                "trainer.epochs=2",
-                "data=data/toy",
-                "logger=none",
-            ),
-        ),
+        (2, HRAD),
+        (2, (*SPECDECPP, "trainer.epochs=4")),
+        (2, (*SPECDECPP, "trainer.accumulate=2", "trainer.epochs=4")),
+        (3, (*SPECDECPP, "trainer.batch_size=1", "trainer.epochs=2")),
         (2, (*HRAD, "trainer.epochs=20", "trainer.lr=3e-3", "trainer.patience=1")),
     ],
-    ids=["specdecpp", "accumulate", "two of three have nothing", "early stopping"],
+    ids=["hrad", "specdecpp", "accumulate", "two of three have nothing", "early stopping"],
 )
-def test_other_batches_and_counts(
+def test_several_processes_train_what_one_trains(
     processes: int, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert difference(tmp_path, processes, *arguments) < TOLERANCE
@@ -131,7 +96,5 @@ def test_other_batches_and_counts(
 @pytest.mark.slow
 def test_a_sweep_under_the_launcher_is_refused(tmp_path: Path) -> None:
     done = launch(tmp_path, 2, "-m", "predictor.depth=0,1")
-    assert (
-        done.returncode != 0
-        and "error: -m: a sweep runs its jobs in one process each" in done.stderr
-    )
+    assert done.returncode != 0
+    assert "error: -m: a sweep runs its jobs in one process each" in done.stderr

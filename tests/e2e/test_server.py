@@ -26,32 +26,21 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNT, WORDS = 200, 31
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 class Serve:
     """`transformers serve` on one port, as often as it is started."""
 
     def __init__(self, folder: Path, log: Path) -> None:
-        self.port, self.folder, self.log = free_port(), folder, log
+        self.folder, self.log = folder, log
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            self.port = int(found.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         program = "from transformers.cli.transformers import main; main()"
-        options = [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--device",
-            "cpu",
-            "--dtype",
-            "float32",
-        ]
+        options = ["--host", "127.0.0.1", "--port", str(self.port)]
+        options += ["--device", "cpu", "--dtype", "float32"]
         with self.log.open("ab") as log:
             command = [sys.executable, "-c", program, "serve", str(self.folder), *options]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -82,10 +71,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     served.kill()
 
 
-def answered(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
 @pytest.mark.slow
 def test_every_prompt_is_answered_once_though_the_server_is_killed(
     serve: Serve, tmp_path: Path
@@ -95,19 +80,9 @@ def test_every_prompt_is_answered_once_though_the_server_is_killed(
     (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
     sampling = json.dumps({"do_sample": True, "top_k": 0}).replace('"', r"\"")
     command = [
-        *(
-            sys.executable,
-            str(ROOT / "scripts" / "gen_data.py"),
-            "out=data",
-            "batch_size=64",
-            "gamma=3",
-        ),
-        *(
-            "pair.name=tiny",
-            "pair.target=pair/target",
-            "pair.draft=pair/draft",
-            "max_new_tokens=12",
-        ),
+        *(sys.executable, str(ROOT / "scripts" / "gen_data.py"), "out=data", "batch_size=64"),
+        *("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft"),
+        *("max_new_tokens=12", "gamma=3"),
         *("dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false", "responses=server"),
         *(f"responses.url={serve.url}", f"responses.model={serve.folder}", "responses.timeout=60"),
         f'+responses.extra.generation_config="{sampling}"',
@@ -118,15 +93,18 @@ def test_every_prompt_is_answered_once_though_the_server_is_killed(
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         harvest = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, env=environment)
     log_file = tmp_path / "data" / NAME
-    while answered(log_file) < COUNT // 3:
+
+    def answered() -> int:
+        return log_file.read_bytes().count(b"\n") if log_file.exists() else 0
+
+    while answered() < COUNT // 3:
         assert harvest.poll() is None, (tmp_path / "harvest.log").read_text()[-2000:]
         time.sleep(0.1)
     serve.kill()
-    killed_at = answered(log_file)
+    killed_at = answered()
     time.sleep(5)
-    assert harvest.poll() is None and killed_at <= answered(log_file) < COUNT, (
-        "it waits for the server"
-    )
+    assert harvest.poll() is None, "it waits for the server"
+    assert killed_at <= answered() < COUNT
     serve.start()
     assert harvest.wait(timeout=1500) == 0, (tmp_path / "harvest.log").read_text()[-2000:]
     names = [json.loads(line)["id"] for line in log_file.read_text().splitlines()]

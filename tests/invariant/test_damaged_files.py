@@ -27,25 +27,14 @@ COSTS = {
     "command": "python scripts/tune.py cost=measure",
 }
 WARP = {"temperature": 0.5}
+RESULT = {"threshold": 4.5, "speculate": True, "speedup": 1.5, "interval": [1.25, 1.75]}
 TUNED = {
     "pair": {"target": "aa"},
     **{"warp": WARP, "draft_warp": WARP, "gamma": 8, "cost": "a100", "measured_on": None},
     "data": {"folder": "data/toy", "sha256": "00"},
     "command": "python scripts/tune.py",
     "rules": {"fixed": {"setting": "gamma", "stop": {"gamma": None}, "checkpoint": None}},
-    "results": {
-        "chosen": {
-            "advice": "fixed",
-            "rules": {
-                "fixed": {
-                    "threshold": 4.5,
-                    "speculate": True,
-                    "speedup": 1.5,
-                    "interval": [1.25, 1.75],
-                }
-            },
-        }
-    },
+    "results": {"chosen": {"advice": "fixed", "rules": {"fixed": RESULT}}},
 }
 TEXTS = token_texts.Vocabulary({4: "a", 17: "b"}, {"toy": {"p1": "w3"}})
 
@@ -137,23 +126,15 @@ def test_no_changed_digit_is_believed(path: Path, kind: str) -> None:
             refused(KINDS[kind], path)
 
 
+TARGETS: list[Any] = ["fast", {"8": 1.0, "1": 0.5}, {"1": 1.0, "01": 0.5}, {"8": 1.0}]
 FORGED: list[tuple[str, Mapping[str, Any]]] = [
-    ("thresholds", {"command": "python 'scripts/tune.py"}),
-    ("thresholds", {"gamma": "8"}),
-    ("thresholds", {"gamma": True}),
-    ("thresholds", {"measured_on": {"threads": 2}}),
-    ("thresholds", {"rules": {}}),
-    ("thresholds", {"results": {}}),
-    ("costs", {"seconds": {"draft": 1.0, "target": "fast"}}),
-    ("costs", {"seconds": {"draft": -1.0, "target": 1.0}}),
-    ("costs", {"seconds": {"draft": True, "target": 1.0}}),
-    ("costs", {"seconds": {"draft": 1.0, "target": {"8": 1.0, "1": 0.5}}}),
-    ("costs", {"seconds": {"draft": 1.0, "target": {"1": 1.0, "01": 0.5}}}),
-    ("costs", {"seconds": {"draft": 1.0, "target": {"8": 1.0}}}),
-    ("costs", {"pair": "aa"}),
-    ("costs", {"mine": 1}),
-    ("tree", {"parents": [0, 2]}),
-    ("tree", {"parents": [0, 0.0]}),
+    *(("thresholds", {"command": "python 'scripts/tune.py"}), ("thresholds", {"gamma": "8"})),
+    *(("thresholds", {"gamma": True}), ("thresholds", {"measured_on": {"threads": 2}})),
+    *(("thresholds", {"rules": {}}), ("thresholds", {"results": {}})),
+    *(("costs", {"seconds": {"draft": draft, "target": 1.0}}) for draft in (-1.0, True)),
+    *(("costs", {"seconds": {"draft": 1.0, "target": target}}) for target in TARGETS),
+    *(("costs", {"pair": "aa"}), ("costs", {"mine": 1})),
+    *(("tree", {"parents": [0, 2]}), ("tree", {"parents": [0, 0.0]})),
     ("tree", {"format_version": 2}),
 ]
 

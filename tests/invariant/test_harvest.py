@@ -1,8 +1,11 @@
-"""A harvest equals what one would get prompt by prompt, position by position, round by round."""
+"""A harvest equals what one would get prompt by prompt, position by position, round by round;
+harvesting responses that are given equals harvesting those that the target draws itself."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,8 +13,8 @@ import torch
 from torch import Tensor
 
 from data_gen.answers import Answer, Distributions, read_answers, uniforms
-from data_gen.columns import OwnTokens, Warps, at
-from data_gen.harvest import Progress, draws, harvest
+from data_gen.columns import Warps, at
+from data_gen.harvest import Progress, answers_of, draws, harvest, outputs_on, plan
 from data_gen.labels import accepted_length, siblings
 from data_gen.records import label
 from data_gen.requests import Request
@@ -30,33 +33,19 @@ from decoding.stopping.fixed import Fixed
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
-from predictors.features.draft_statistics import Q_STATS, entropy, q_stats
-from predictors.features.layers import RecordedLayers, side_by_side
+from predictors.features.draft_statistics import Q_STATS, q_stats
+from predictors.features.layers import side_by_side
 from predictors.inputs import Inputs, live
 from runtime.errors import UserError
+from tests.helpers.data.datasets import GREEDY, some_requests
+from tests.helpers.data.datasets import SAMPLED as RECIPE
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint
 
-RECIPE = HarvestSettings(
-    gamma=4,
-    seed=3,
-    max_new_tokens=18,
-    batch_size=4,
-    mixing=0.15,
-    stride=2,
-    warp=Warp(0.9, top_k=20),
-    draft_warp=Warp(1.1, top_p=0.95),
-    layers=RecordedLayers([-1], [-3, -1]),
+NO_PROGRESS = Progress()
+BOTH = pytest.mark.parametrize(
+    "recipe", [replace(RECIPE, stride=8), replace(GREEDY, stride=8)], ids=["sampled", "greedy"]
 )
-GREEDY = replace(RECIPE, warp=Warp(0.0), draft_warp=Warp(0.0), stride=1)
-
-
-def some_requests(count: int = 6) -> list[Request]:
-    generator = torch.Generator().manual_seed(5)
-    lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
-    tokens = [torch.randint(1, VOCAB, (length,), generator=generator) for length in lengths]
-    splits = ("train", "calibration", "test")
-    return [Request(f"p{n}", "toy", prompt, splits[n % 3]) for n, prompt in enumerate(tokens)]
 
 
 def answers(pair: ModelPair, requests: list[Request], recipe: HarvestSettings) -> dict[str, Answer]:
@@ -66,6 +55,25 @@ def answers(pair: ModelPair, requests: list[Request], recipe: HarvestSettings) -
     return {requests[answer.index].prompt_id: answer for answer in found}
 
 
+def labelled(
+    pair: ModelPair, recipe: HarvestSettings, kind: str, requests: list[Request]
+) -> Iterator[tuple[Request, Distributions, dict[str, Any]]]:
+    """Each prompt answered alone, with its records of one kind."""
+    for request in requests:
+        answer = answers(pair, [request], recipe)[request.prompt_id]
+        row = label(pair, [request], [answer], recipe, ON_A_CORE)[0][kind]
+        yield request, answer.distributions, row
+
+
+def bfloats(bits: Any, *shape: int) -> Tensor:
+    return torch.as_tensor(bits, dtype=torch.int16).view(torch.bfloat16).view(*shape, -1).float()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Hidden states, up to their rounding to bfloat16."""
+    torch.testing.assert_close(found.float(), expected.float(), atol=1e-6, rtol=0.01)
+
+
 @torch.no_grad()
 def naive(lm: CachedLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Logits [V] after `tokens`, run from nothing, and all hidden states [L + 1, n, H]."""
@@ -73,50 +81,44 @@ def naive(lm: CachedLM, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return result.logits[0, -1].float(), torch.cat(result.hidden_states)
 
 
+def laws(pair: ModelPair, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """p and q after a text, and q at temperature 1."""
+    logits = naive(pair.draft, text)[0]
+    p = RECIPE.warp.probs(naive(pair.target, text)[0])
+    return p, RECIPE.draft_warp.probs(logits), logits.softmax(-1)
+
+
 def test_an_answer_does_not_depend_on_its_batch(pair: ModelPair) -> None:
     requests = some_requests(12)
     together = answers(pair, requests, RECIPE)
-    assert len({len(answer.distributions.response) for answer in together.values()}) > 3, (
-        "some should end early"
-    )
+    lengths = {len(answer.distributions.response) for answer in together.values()}
+    assert len(lengths) > 3, "some should end early"
     for request in requests:
         alone = answers(pair, [request], RECIPE)[request.prompt_id]
-        assert torch.equal(
-            alone.distributions.response, together[request.prompt_id].distributions.response
-        )
-        torch.testing.assert_close(alone.target_hidden, together[request.prompt_id].target_hidden)
+        other = together[request.prompt_id]
+        assert torch.equal(alone.distributions.response, other.distributions.response)
+        torch.testing.assert_close(alone.target_hidden, other.target_hidden)
 
 
 def test_distributions_and_features_of_an_answer(pair: ModelPair) -> None:
     request = some_requests()[1]
     answer = answers(pair, some_requests(), RECIPE)[request.prompt_id]
-    tokens = torch.cat([request.tokens, answer.distributions.response])
+    said = answer.distributions
+    tokens = torch.cat([request.tokens, said.response])
     draw, candidate_draw, *_ = draws([request], RECIPE)[:, 0]
-    for t in range(len(answer.distributions.response)):
-        known = tokens[: len(request.tokens) + t]
-        p, q = (
-            w.probs(naive(lm, known)[0])
-            for lm, w in zip((pair.target, pair.draft), warps(), strict=True)
-        )
-        assert pick(p, draw[t]) == answer.distributions.response[t]
-        y = answer.distributions.token[t]
-        assert pick(q, candidate_draw[t]) == y
-        found = [
-            answer.distributions.q[t],
-            answer.distributions.accept[t],
-            answer.distributions.overlap[t],
-            *(getattr(answer.distributions, name)[t] for name in Q_STATS),
-        ]
-        unwarped_q = naive(pair.draft, known)[0].softmax(-1)
-        expected = [
-            q[y],
-            min(torch.tensor(1.0), p[y] / q[y]),
-            torch.minimum(p, q).sum(),
-            *q_stats(unwarped_q, y).values(),
-        ]
-        torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=0)
+    for t in range(len(said.response)):
+        text = tokens[: len(request.tokens) + t]
+        p, q, unwarped_q = laws(pair, text)
+        y = said.token[t]
+        assert pick(p, draw[t]) == said.response[t] and pick(q, candidate_draw[t]) == y
+        names = ("q", "accept", "overlap", *Q_STATS)
+        found = torch.stack([getattr(said, name)[t] for name in names])
+        accept = min(torch.tensor(1.0), p[y] / q[y])
+        stats = q_stats(unwarped_q, y).values()
+        expected = torch.stack([q[y], accept, torch.minimum(p, q).sum(), *stats])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         if t % RECIPE.stride == 0:
-            hidden = naive(pair.target, known)[1][:, -2:-1]
+            hidden = naive(pair.target, text)[1][:, -2:-1]
             states = side_by_side(hidden[list(RECIPE.layers.target_layers)])[0]
             torch.testing.assert_close(answer.target_hidden[t // RECIPE.stride], states)
 
@@ -126,67 +128,48 @@ def after(request: Request, anchors: Tensor) -> Places:
     return Places(anchors + len(request.tokens) - 1, torch.zeros_like(anchors))
 
 
-def warps() -> tuple[Warp, Warp]:
-    return RECIPE.warp, RECIPE.draft_warp
-
-
-def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
-    request = some_requests()[0]
-    answer = answers(pair, [request], RECIPE)[request.prompt_id]
-    anchors = torch.arange(0, len(answer.distributions.response), RECIPE.stride)
-    uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
-    distributions, places = answer.distributions, after(request, anchors)
-    before = pair.draft.length, pair.target.length
-    first = distributions.take(anchors)
-    rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    found = verdicts_of_all(pair, rolled, distributions.take(anchors))
-    accept = found.accept
-    assert (pair.draft.length, pair.target.length) == before
-    for a, t in enumerate(anchors.tolist()):
-        known = torch.cat([request.tokens, distributions.response[:t]])
-        for d, token in enumerate(rolled.drawn.token[a]):
-            p, q = (
-                w.probs(naive(lm, known)[0])
-                for lm, w in zip((pair.target, pair.draft), warps(), strict=True)
-            )
-            unwarped_q = naive(pair.draft, known)[0].softmax(-1)
-            assert d == 0 or pick(q, uniform[a, d - 1]) == token
-            assert rolled.drawn.q[a, d].item() == pytest.approx(q[token].item(), abs=1e-4)
-            assert rolled.drawn.q_entropy[a, d].item() == pytest.approx(
-                entropy(unwarped_q).item(), abs=1e-4
-            )
-            first_two = unwarped_q.sort(descending=True).values[:2].tolist()
-            said = unwarped_q[token].item(), first_two[0], first_two[0] - first_two[1]
-            drawn = (rolled.drawn.q_drawn, rolled.drawn.q_max, rolled.drawn.q_margin)
-            assert [values[a, d].item() for values in drawn] == pytest.approx(said, abs=1e-4)
-            assert accept[a, d].item() == pytest.approx(
-                min(1.0, (p[token] / q[token]).item()), abs=1e-4
-            )
-            coins = uniforms(0, "x", "siblings", len(anchors), 4, 2)[a, d] if d else None
-            if coins is not None:
-                top = rolled.drawn.top_token[a, d]
-                expected = siblings(p[None], q[None], token[None], top[None], coins[None])
-                for name, values in vars(expected).items():
-                    ours = getattr(found, name)[a, d]
-                    torch.testing.assert_close(ours, values[0], atol=2e-3, rtol=0)
-            known = torch.cat([known, token[None]])
-            hidden = naive(pair.draft, known)[1][list(RECIPE.layers.draft_layers), -1:]
-            states = side_by_side(hidden)[0]
-            torch.testing.assert_close(rolled.draft_hidden[a, d], states, atol=1e-6, rtol=0.01)
+def coins_with(verdicts: Tensor) -> Coins:
+    return Coins(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
 
 
 def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Distributions) -> Verdicts:
     """With coins that accept everything, so that no token is out of the question."""
     count, gamma = rolled.drawn.token.shape
-    drafted = torch.full((count,), gamma)
     coins = coins_with(torch.zeros(count, gamma, dtype=torch.float64))
-    return sampled_verdicts(
-        pair.target, rolled, first, drafted, coins, Warps(*warps(), OwnTokens.of(pair.draft))
-    )
+    warps = Warps.of(RECIPE, pair.draft)
+    return sampled_verdicts(pair.target, rolled, first, torch.full((count,), gamma), coins, warps)
 
 
-def coins_with(verdicts: Tensor) -> Coins:
-    return Coins(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
+def test_rollouts_equal_one_at_a_time(pair: ModelPair) -> None:
+    request = some_requests()[0]
+    said = answers(pair, [request], RECIPE)[request.prompt_id].distributions
+    anchors = torch.arange(0, len(said.response), RECIPE.stride)
+    uniform = uniforms(0, "x", "rollouts", len(anchors), 3)
+    before = pair.draft.length, pair.target.length
+    places, first, layers = after(request, anchors), said.take(anchors), RECIPE.layers.draft_layers
+    rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, layers)
+    verdicts = verdicts_of_all(pair, rolled, first)
+    assert (pair.draft.length, pair.target.length) == before
+    sibling_coins = uniforms(0, "x", "siblings", len(anchors), 4, 2)
+    for a, t in enumerate(anchors.tolist()):
+        text = torch.cat([request.tokens, said.response[:t]])
+        for d, token in enumerate(rolled.drawn.token[a]):
+            p, q, unwarped_q = laws(pair, text)
+            assert d == 0 or pick(q, uniform[a, d - 1]) == token
+            found = torch.stack([getattr(rolled.drawn, name)[a, d] for name in ("q", *Q_STATS)])
+            expected = torch.stack([q[token], *q_stats(unwarped_q, token).values()])
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            accept = min(1.0, float(p[token] / q[token]))
+            assert verdicts.accept[a, d].item() == pytest.approx(accept, abs=1e-4)
+            if d:
+                top, coins = rolled.drawn.top_token[a, d], sibling_coins[a, d]
+                others = siblings(p[None], q[None], token[None], top[None], coins[None])
+                for name, values in vars(others).items():
+                    here = getattr(verdicts, name)[a, d]
+                    torch.testing.assert_close(here, values[0], atol=2e-3, rtol=0)
+            text = torch.cat([text, token[None]])
+            hidden = naive(pair.draft, text)[1][list(layers), -1:]
+            close(rolled.draft_hidden[a, d], side_by_side(hidden)[0])
 
 
 @pytest.mark.parametrize("negligible", [0.02, 0.3])
@@ -194,133 +177,126 @@ def test_the_target_stops_where_a_rollout_is_as_good_as_rejected(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, negligible: float
 ) -> None:
     request, gamma = some_requests()[0], 9
-    distributions = answers(pair, [request], RECIPE)[request.prompt_id].distributions
-    places = after(request, torch.arange(len(distributions.response)))
-    first, count = distributions, len(distributions.response)
-    uniform = uniforms(0, "x", "r", count, gamma - 1)
+    first = answers(pair, [request], RECIPE)[request.prompt_id].distributions
+    count = len(first.response)
+    places, uniform = after(request, torch.arange(count)), uniforms(0, "x", "r", count, gamma - 1)
     rolled = roll(pair.draft, places, first, uniform, RECIPE.draft_warp, RECIPE.layers.draft_layers)
-    everything, coins = (
-        verdicts_of_all(pair, rolled, distributions).accept,
-        uniforms(0, "x", "verdicts", count, gamma),
-    )
-    drafted = torch.arange(count) % gamma + 1
+    everything = verdicts_of_all(pair, rolled, first).accept
+    coins, drafted = uniforms(0, "x", "verdicts", count, gamma), torch.arange(count) % gamma + 1
     monkeypatch.setattr("data_gen.verdicts.NEGLIGIBLE", negligible)
-    forwards = pair.target.forwards
-    accept = sampled_verdicts(
-        pair.target,
-        rolled,
-        distributions,
-        drafted,
-        coins_with(coins),
-        Warps(*warps(), OwnTokens.of(pair.draft)),
-    ).accept
+    forwards, warps = pair.target.forwards, Warps.of(RECIPE, pair.draft)
+    flips = coins_with(coins)
+    accept = sampled_verdicts(pair.target, rolled, first, drafted, flips, warps).accept
     assert 0 < pair.target.forwards - forwards <= 3, "stages of 2, 3 and 4 tokens"
     left_out = accept == 0
     assert 0 < left_out.sum() < accept.numel()
     torch.testing.assert_close(accept[~left_out], everything[~left_out])
     counts = torch.arange(gamma) < drafted[:, None]
     assert (everything.cumprod(1)[left_out & counts] < negligible).all()
-    assert (
-        accepted_length(accept, coins, drafted).tolist()
-        == accepted_length(everything, coins, drafted).tolist()
-    )
+    lengths = [accepted_length(each, coins, drafted).tolist() for each in (accept, everything)]
+    assert lengths[0] == lengths[1]
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 9])
 def test_shared_greedy_rollouts_equal_their_own(pair: ModelPair, gamma: int) -> None:
-    recipe, layers = replace(GREEDY, gamma=gamma), GREEDY.layers.draft_layers
-    shared = 0
+    layers, shared = GREEDY.layers.draft_layers, 0
     for request in some_requests():
-        distributions = answers(pair, [request], recipe)[request.prompt_id].distributions
-        before, count = pair.draft.length, len(distributions.response)
-        first = distributions
-        texts = Texts(after(request, torch.zeros(1, dtype=torch.int64)), [distributions.response])
+        first = answers(pair, [request], GREEDY)[request.prompt_id].distributions
+        before, count = pair.draft.length, len(first.response)
+        texts = Texts(after(request, torch.zeros(1, dtype=torch.int64)), [first.response])
         spared = roll_greedy(pair.draft, texts, first, gamma, layers, 7)
         assert pair.draft.length == before
         places = after(request, torch.arange(count))
         each = roll(pair.draft, places, first, torch.zeros(count, gamma - 1), Warp(0.0), layers)
-        assert torch.equal(spared.places.row, each.places.row) and torch.equal(
-            spared.drawn.token, each.drawn.token
-        )
+        assert torch.equal(spared.places.row, each.places.row)
+        assert torch.equal(spared.drawn.token, each.drawn.token)
         torch.testing.assert_close(vars(spared.drawn), vars(each.drawn))
-        torch.testing.assert_close(spared.draft_hidden, each.draft_hidden, atol=1e-6, rtol=0.01)
-        shared += int((first.token == distributions.response)[:-1].sum())
+        close(spared.draft_hidden, each.draft_hidden)
+        shared += int((first.token == first.response)[:-1].sum())
     assert shared > 10
 
 
 def test_where_shared_tokens_are_found() -> None:
     own = torch.tensor([True, False, False, True])
-    found = shared_tokens(own, 3).tolist()
-    assert found == [[4, 5, 6], [1, 2, 7], [2, 7, 8], [7, 8, 9]]
+    assert shared_tokens(own, 3).tolist() == [[4, 5, 6], [1, 2, 7], [2, 7, 8], [7, 8, 9]]
 
 
 def test_mixed_hidden_states_read_the_mixed_sequence(pair: ModelPair) -> None:
-    request = some_requests()[0]
-    answer = answers(pair, [request], RECIPE)[request.prompt_id]
-    row = label(pair, [request], [answer], RECIPE, ON_A_CORE)[0]["mixed"]
-    kept = torch.zeros(len(answer.distributions.response), dtype=torch.bool)
+    ((request, said, row),) = labelled(pair, RECIPE, "mixed", some_requests()[:1])
+    kept = torch.zeros(len(said.response), dtype=torch.bool)
     kept[row["position"]] = True
     assert 0 < kept.sum() < len(kept), "the seed should mix something"
-    mixed = torch.where(kept, answer.distributions.token, answer.distributions.response)
+    mixed = torch.where(kept, said.token, said.response)
     hidden = naive(pair.draft, torch.cat([request.tokens, mixed]))[1][:, len(request.tokens) :]
-    stored = (
-        torch.from_numpy(row["draft_hidden"]).view(torch.bfloat16).view(int(kept.sum()), -1).float()
-    )
-    torch.testing.assert_close(
-        stored,
-        side_by_side(hidden[list(RECIPE.layers.draft_layers)])[kept].float(),
-        atol=1e-6,
-        rtol=0.01,
-    )
-    torch.testing.assert_close(row["accept_prob"], answer.distributions.accept[kept])
-    assert torch.equal(row["token"], answer.distributions.token[kept])
+    stored = bfloats(row["draft_hidden"], int(kept.sum()))
+    close(stored, side_by_side(hidden[list(RECIPE.layers.draft_layers)])[kept])
+    torch.testing.assert_close(row["accept_prob"], said.accept[kept])
+    assert torch.equal(row["token"], said.token[kept])
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 9])
 def test_walking_greedy_rounds_replays_a_real_decode(pair: ModelPair, gamma: int) -> None:
     """Up to the last round of responses that were cut, whose drafts are limited by what is left to
     say."""
-    recipe, most = replace(GREEDY, gamma=9), GREEDY.max_new_tokens
+    most, ends = GREEDY.max_new_tokens, frozenset({EOS})
     engine = SerialEngine(
-        pair, Chain(9), Fixed(gamma), TokenVerifier(), Warp(0.0), Warp(0.0), frozenset({EOS})
+        pair, Chain(9), Fixed(gamma), TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, ends
     )
     accepted_lengths, cut = [], 0
-    for request in some_requests():
-        answer = answers(pair, [request], recipe)[request.prompt_id]
-        row = label(pair, [request], [answer], recipe, ON_A_CORE)[0]["rounds"]
-        response = answer.distributions.response
+    for request, said, row in labelled(pair, replace(GREEDY, gamma=9), "rounds", some_requests()):
         trace = engine.decode(request.tokens, most, Sampler.seeded(0))
-        assert trace.tokens == response.tolist()
-        assert row["anchor"].tolist() == list(range(len(response)))
+        assert trace.tokens == said.response.tolist()
+        assert row["anchor"].tolist() == list(range(len(said.response)))
         position = 0
         for turn in trace.rounds:
             length = min(gamma, int(row["drafted"][position]), most - position - 1)
             accepted = min(int(row["accepted"][position]), length)
             assert length <= row["known"][position]
-            assert (row["token"][position, :length].tolist(), accepted) == (
-                turn.draft_tokens,
-                turn.accepted,
-            )
+            assert row["token"][position, :length].tolist() == turn.draft_tokens
+            assert accepted == turn.accepted
             ended = accepted == length and EOS in turn.draft_tokens
             position += accepted if ended else accepted + 1
             accepted_lengths.append(accepted)
-        assert position == len(response)
-        cut += int(response[-1]) != EOS
+        assert position == len(said.response)
+        cut += int(said.response[-1]) != EOS
     assert len(accepted_lengths) > 10 and {0, min(gamma, 4)} <= set(accepted_lengths) and cut
 
 
 def test_verdicts_beyond_a_cut_greedy_response_are_not_known(pair: ModelPair) -> None:
-    for request in some_requests():
-        answer = answers(pair, [request], GREEDY)[request.prompt_id]
-        row = label(pair, [request], [answer], GREEDY, ON_A_CORE)[0]["rounds"]
-        length, ended = (
-            len(answer.distributions.response),
-            int(answer.distributions.response[-1]) == EOS,
-        )
-        whole = [GREEDY.gamma if ended else min(GREEDY.gamma, length - t) for t in range(length)]
-        assert row["known"].tolist() == whole
-        beyond = torch.arange(GREEDY.gamma) >= row["known"][:, None]
-        assert (row["accept_prob"][beyond] == 0).all()
+    gamma = GREEDY.gamma
+    for _, said, row in labelled(pair, GREEDY, "rounds", some_requests()):
+        length, ended = len(said.response), int(said.response[-1]) == EOS
+        assert row["known"].tolist() == [
+            gamma if ended else min(gamma, length - t) for t in range(length)
+        ]
+        assert (row["accept_prob"][torch.arange(gamma) >= row["known"][:, None]] == 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_siblings_of_a_greedy_target_are_what_the_response_says(
+    pair: ModelPair, temperature: float
+) -> None:
+    recipe, seconds, thirds = replace(GREEDY, draft_warp=Warp(temperature)), 0, 0
+    for _, said, row in labelled(pair, recipe, "rounds", some_requests(20)):
+        response = said.response.tolist()
+        for anchor in range(len(response)):
+            for depth in range(recipe.gamma):
+                here, place = (anchor, depth), anchor + depth
+                reached = place < len(response) and all(row["accept_prob"][anchor, :depth] == 1)
+                says = response[place] if reached else -2
+                first, top, drawn = (
+                    row[f"{law}token"][here].tolist() for law in ("", "top_", "rrsw_")
+                )
+                assert row["top_accept"][here].tolist() == [token == says for token in top]
+                assert row["accept_prob"][here] == (first == says)
+                more = row["rrsw_accept"][here].tolist()
+                if temperature == 0:
+                    assert top[0] == first and drawn == [-1, -1] and more == [0, 0]
+                elif reached and first != says:
+                    assert len({first, *drawn}) == 3 and more == [t == says for t in drawn]
+                    thirds += more[1]
+                seconds += reached and first != says and top[1] == says
+    assert seconds > 0 and (temperature == 0 or thirds > 0)
 
 
 class Noting(SpecDecPPStop):
@@ -342,30 +318,21 @@ class Noting(SpecDecPPStop):
 def test_features_along_a_rollout_are_those_the_stop_rule_reads(
     pair: ModelPair, order: Literal["paper", "code"], tmp_path: Path
 ) -> None:
-    checkpoint = write_checkpoint(
-        tmp_path, "specdecpp", 24, inputs=Inputs(RECIPE.layers.draft_layers)
-    )
-    stop = Noting(checkpoint, 1.0, (1, GREEDY.gamma), order)
+    reads = Inputs(RECIPE.layers.draft_layers)
+    checkpoint = write_checkpoint(tmp_path, "specdecpp", 24, inputs=reads)
+    stop, ends, compared = Noting(checkpoint, 1.0, (1, GREEDY.gamma), order), frozenset({EOS}), 0
     engine = SerialEngine(
-        pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, frozenset({EOS})
+        pair, Chain(9), stop, TokenVerifier(), GREEDY.warp, GREEDY.draft_warp, ends
     )
-    compared = 0
-    for request in some_requests(3):
-        answer = answers(pair, [request], GREEDY)[request.prompt_id]
-        row = label(pair, [request], [answer], GREEDY, ON_A_CORE)[0]["rounds"]
-        stored = (
-            torch.from_numpy(row["draft_hidden"])
-            .view(torch.bfloat16)
-            .view(len(row["anchor"]), GREEDY.gamma, -1)
-        )
+    for request, said, row in labelled(pair, GREEDY, "rounds", some_requests(3)):
+        stored = bfloats(row["draft_hidden"], len(row["anchor"]), GREEDY.gamma)
         for t in row["anchor"].tolist():
-            committed = torch.cat([request.tokens, answer.distributions.response[:t]])
-            drafted = (
-                engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0)).rounds[0].draft_tokens
-            )
+            committed = torch.cat([request.tokens, said.response[:t]])
+            trace = engine.decode(committed, GREEDY.gamma + 1, Sampler.seeded(0))
+            drafted = trace.rounds[0].draft_tokens
             assert drafted == row["token"][t, : len(drafted)].tolist()
             for depth, feature in enumerate(stop.read):
-                torch.testing.assert_close(stored[t, depth].float(), feature, atol=1e-6, rtol=0.01)
+                close(stored[t, depth], feature)
                 compared += 1
     assert compared > 50
 
@@ -374,59 +341,53 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
 
 
-def stop_after(prompts: int) -> Progress:
-    seen = []
+def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
+    requests, seen = some_requests(10), list[int]()
 
-    def finished(count: int, tokens: int) -> None:
+    def stop(count: int, tokens: int) -> None:
         seen.append(count)
-        if len(seen) == prompts:
+        if len(seen) == 6:  # in the second of three chunks
             raise KeyboardInterrupt
 
-    return Progress(finished=finished)
-
-
-def test_resumed_equals_uninterrupted(pair: ModelPair, tmp_path: Path) -> None:
-    requests = some_requests(10)
-    harvest(pair, requests, RECIPE, tmp_path / "once", Progress())
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    harvest(pair, requests, RECIPE, once, NO_PROGRESS)
     with pytest.raises(KeyboardInterrupt):
-        harvest(
-            pair, requests, RECIPE, tmp_path / "twice", stop_after(6)
-        )  # in the second of three chunks
-    assert len(content(tmp_path / "twice")) == 3
-    untouched = (tmp_path / "twice" / "rounds-00000.parquet").stat().st_mtime_ns
-    harvest(pair, requests[::-1], RECIPE, tmp_path / "twice", Progress())
-    assert (tmp_path / "twice" / "rounds-00000.parquet").stat().st_mtime_ns == untouched
-    assert content(tmp_path / "twice") == content(tmp_path / "once")
-    assert len(content(tmp_path / "once")) == 9
+        harvest(pair, requests, RECIPE, twice, Progress(finished=stop))
+    assert len(content(twice)) == 3
+    untouched = (twice / "rounds-00000.parquet").stat().st_mtime_ns
+    harvest(pair, requests[::-1], RECIPE, twice, NO_PROGRESS)
+    assert (twice / "rounds-00000.parquet").stat().st_mtime_ns == untouched
+    assert content(twice) == content(once) and len(content(once)) == 9
 
 
-def test_settings_do_not_mix(pair: ModelPair, tmp_path: Path) -> None:
+def test_settings_and_responses_do_not_mix(pair: ModelPair, tmp_path: Path) -> None:
     requests = some_requests()
-    harvest(pair, requests, RECIPE, tmp_path, Progress())
-    with pytest.raises(UserError, match=r"was made with gamma=4, here 3\. Choose another out="):
-        harvest(pair, requests, replace(RECIPE, gamma=3), tmp_path, Progress())
-    with pytest.raises(UserError, match=r"prompts\.count=6"):
-        harvest(pair, requests[:5], RECIPE, tmp_path, Progress())
-    other = replace(pair, draft=pair.target)
-    with pytest.raises(UserError, match=r"pair\.draft="):
-        harvest(other, requests, RECIPE, tmp_path, Progress())
+    harvest(pair, requests, RECIPE, tmp_path, NO_PROGRESS)
+    given = answered(tmp_path, requests)
+    other = [replace(given[0], response=torch.tensor([EOS])), *given[1:]]
+    assert plan(pair, given, RECIPE) == plan(pair, given[::-1], RECIPE)
+    assert json.dumps(plan(pair, other, RECIPE)) != json.dumps(plan(pair, given, RECIPE))
+    for models, asked, recipe, says in (
+        (pair, requests, replace(RECIPE, gamma=3), r"gamma=4, here 3\. Choose another out="),
+        (pair, requests[:5], RECIPE, r"prompts\.count=6"),
+        (replace(pair, draft=pair.target), requests, RECIPE, r"pair\.draft="),
+        (pair, given, RECIPE, r"responses=generated, here [0-9a-f]{16}\. "),
+    ):
+        with pytest.raises(UserError, match=f"was made with .*{says}"):
+            harvest(models, asked, recipe, tmp_path, NO_PROGRESS)
 
 
 def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
-    harvest(pair, some_requests(8), RECIPE, tmp_path, Progress())
-    for index in range(2):
-        responses = pq.read_table(tmp_path / shards.shard_name("responses", index)).to_pylist()
-        rounds = pq.read_table(tmp_path / shards.shard_name("rounds", index)).to_pylist()
-        for response, row in zip(responses, rounds, strict=True):
-            assert response["prompt_id"] == row["prompt_id"]
-            length = len(response["response_tokens"])
-            assert row["anchor"] == list(range(0, length, RECIPE.stride))
-            assert set(row["known"]) == {RECIPE.gamma}, "the target was run along every rollout"
-            assert all(
-                0 <= n <= m <= RECIPE.gamma
-                for n, m in zip(row["accepted"], row["drafted"], strict=True)
-            )
-            assert len(row["accept_prob"]) == len(row["token"]) == RECIPE.gamma * len(row["anchor"])
+    harvest(pair, some_requests(8), RECIPE, tmp_path, NO_PROGRESS)
+    rounds = rows(tmp_path, "rounds")
+    assert len(rounds) == 8
+    for response, row in zip(rows(tmp_path, "responses"), rounds, strict=True):
+        assert response["prompt_id"] == row["prompt_id"]
+        assert row["anchor"] == list(range(0, len(response["response_tokens"]), RECIPE.stride))
+        assert set(row["known"]) == {RECIPE.gamma}, "the target was run along every rollout"
+        lengths = zip(row["accepted"], row["drafted"], strict=True)
+        assert all(0 <= n <= m <= RECIPE.gamma for n, m in lengths)
+        assert len(row["accept_prob"]) == len(row["token"]) == RECIPE.gamma * len(row["anchor"])
 
 
 def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) -> None:
@@ -434,19 +395,86 @@ def test_nan_logits_stop_the_harvest_before_anything_is_written(tmp_path: Path) 
     with torch.no_grad():
         pair.draft.model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="NaN"):
-        harvest(pair, some_requests(), RECIPE, tmp_path, Progress())
+        harvest(pair, some_requests(), RECIPE, tmp_path, NO_PROGRESS)
     assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
-    request = some_requests()[0]
     recipe = replace(RECIPE, gamma=1)
-    answer = answers(pair, [request], recipe)[request.prompt_id]
-    row = label(pair, [request], [answer], recipe, ON_A_CORE)[0]["rounds"]
-    torch.testing.assert_close(row["accept_prob"][:, 0], answer.distributions.accept[row["anchor"]])
+    for _, said, row in labelled(pair, recipe, "rounds", some_requests()[:1]):
+        torch.testing.assert_close(row["accept_prob"][:, 0], said.accept[row["anchor"]])
 
 
 def test_at_reads_the_last_axis() -> None:
-    assert at(
-        torch.tensor([[0.1, 0.9], [0.6, 0.4]]), torch.tensor([1, 0])
-    ).tolist() == pytest.approx([0.9, 0.6])
+    probs = torch.tensor([[0.1, 0.9], [0.6, 0.4]])
+    assert at(probs, torch.tensor([1, 0])).tolist() == pytest.approx([0.9, 0.6])
+
+
+def test_outputs_arrive_where_they_did_after_an_error() -> None:
+    pair, host, other = tiny_pair(), torch.device("cpu"), torch.device("meta")
+    with pytest.raises(ZeroDivisionError), outputs_on(pair, other):
+        assert pair.target.output_device == pair.draft.output_device == other
+        _ = 1 / 0
+    assert pair.target.output_device == pair.draft.output_device == host
+
+
+# Given responses ----------------------------------------------------------------------------------
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    paths = sorted(folder.glob(f"{kind}-*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def answered(folder: Path, requests: list[Request]) -> list[Request]:
+    """With the responses of a harvest."""
+    said = {row["prompt_id"]: row["response_tokens"] for row in rows(folder, "responses")}
+    return [replace(r, response=torch.tensor(said[r.prompt_id])) for r in requests]
+
+
+@pytest.mark.parametrize("stride", [1, 8])
+@BOTH
+def test_records_are_those_of_generated_responses(
+    pair: ModelPair,
+    recipe: HarvestSettings,
+    stride: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens, counts and places exactly; distributions and features up to rounding."""
+    recipe, requests = replace(recipe, stride=stride), some_requests(10)
+    harvest(pair, requests, recipe, tmp_path / "generated", NO_PROGRESS)
+    given = answered(tmp_path / "generated", requests)
+    ended = [int(request.response[-1]) == EOS for request in given if request.response is not None]
+    assert {True, False} == set(ended), "some responses should end, some be cut"
+    monkeypatch.setattr("data_gen.answers.MAX_BYTES", 7 * 4 * VOCAB)  # several forwards
+    harvest(pair, given, recipe, tmp_path / "given", NO_PROGRESS)
+    for kind in shards.SCHEMAS:
+        found, expected = rows(tmp_path / "given", kind), rows(tmp_path / "generated", kind)
+        assert len(found) == len(expected) == len(requests)
+        for row, other in zip(found, expected, strict=True):
+            for name, values in other.items():
+                if name in shards.FEATURES:
+                    close(bfloats(row[name]), bfloats(values))
+                elif isinstance(values, list) and values and isinstance(values[0], float):
+                    assert row[name] == pytest.approx(values, abs=1e-5), name
+                else:
+                    assert row[name] == values, name
+
+
+@BOTH
+def test_a_response_is_followed_as_far_as_the_target_could_have_said_it(
+    pair: ModelPair, recipe: HarvestSettings
+) -> None:
+    requests = some_requests(4)
+    for request in requests:
+        said = answers(pair, [request], recipe)[request.prompt_id].distributions.response
+        where = min(2, len(said) - 1)
+        p = recipe.warp.probs(naive(pair.target, torch.cat([request.tokens, said[:where]]))[0])
+        wrong = next(token for token in range(1, VOCAB) if not p[token] > 0)
+        given = replace(request, response=torch.cat([said[:where], torch.tensor([wrong, 5, 6])]))
+        (answer,) = answers_of(pair, [given], recipe, lambda tokens: None)
+        drawn = answer.distributions
+        assert drawn.response.tolist() == said[: where + 1].tolist(), "ends with a draw of its own"
+        assert pair.target.length == pair.draft.length == len(request.tokens) + where
+        assert len(drawn.accept) == where + 1 and len(answer.target_hidden) == 1

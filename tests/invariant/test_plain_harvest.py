@@ -21,18 +21,11 @@ from papers.plain_harvest import (
 )
 from predictors.features.draft_statistics import Q_STATS
 from predictors.features.layers import RecordedLayers
+from tests.helpers.data import datasets
 from tests.helpers.models.tiny_pair import VOCAB, tiny_pair
 
-SAMPLED = HarvestSettings(
-    gamma=6,
-    seed=3,
-    max_new_tokens=14,
-    batch_size=4,
-    mixing=0.15,
-    stride=1,
-    warp=Warp(0.9, top_k=20),
-    draft_warp=Warp(1.1, top_p=0.95),
-    layers=RecordedLayers([-1], [-1]),
+SAMPLED = replace(
+    datasets.SAMPLED, gamma=6, max_new_tokens=14, stride=1, layers=RecordedLayers([-1], [-1])
 )
 
 
@@ -58,10 +51,8 @@ def with_one_by_one(pair: ModelPair, recipe: HarvestSettings) -> Agreement:
 @pytest.mark.parametrize(
     ("warp", "draft_warp"),
     [
-        (Warp(), Warp()),
-        (SAMPLED.warp, SAMPLED.draft_warp),
-        (Warp(0.0), Warp(0.0)),
-        (Warp(), Warp(0.0)),
+        *((Warp(), Warp()), (SAMPLED.warp, SAMPLED.draft_warp)),
+        *((Warp(0.0), Warp(0.0)), (Warp(), Warp(0.0))),
     ],
 )
 def test_all_positions_at_once_give_the_labels_of_one_at_a_time(
@@ -75,11 +66,8 @@ def test_all_positions_at_once_give_the_labels_of_one_at_a_time(
 def test_disagreement_is_seen() -> None:
     ours = {"known": 3, "drafted": 2, "accepted": 1, "token": torch.tensor([4, 5, 6])}
     floats = dict.fromkeys(("q", *Q_STATS, "accept_prob"), torch.tensor([0.5, 0.5, 0.5]))
-    theirs = {
-        "accepted": 2,
-        "token": torch.tensor([4, 5]),
-        **{k: v[:2] + 0.25 for k, v in floats.items()},
-    }
+    shifted = {name: values[:2] + 0.25 for name, values in floats.items()}
+    theirs = {"accepted": 2, "token": torch.tensor([4, 5]), **shifted}
     agreement = Agreement()
     agreement.add({**ours, **floats}, theirs)
     agreement.add({**ours, **floats}, {**theirs, "token": torch.tensor([4, 6])})
@@ -90,9 +78,8 @@ def test_disagreement_is_seen() -> None:
 def test_ways_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
     seconds = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 3)
-    assert order == ["a", "b", "b", "a", "a", "b"] and {
-        len(values) for values in seconds.values()
-    } == {3}
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [len(values) for values in seconds.values()] == [3, 3]
     seconds = {ALL: [1.0, 2.0, 4.0], ONE: [1.0, 4.4, 6.0]}
     text = report(seconds, {ALL: 500, ONE: 50}, Agreement())
     assert "15.0 times as many draft tokens a second" in text

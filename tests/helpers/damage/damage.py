@@ -6,38 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ODD = [
-    None,
-    True,
-    -1,
-    0,
-    1,
-    2,
-    10**6,
-    10**30,
-    -0.5,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "1",
-    "\x00",
-    "None",
-]
-ODD += [
-    [],
-    [[]],
-    [1, 2, 3, 4],
-    ["x"],
-    [None],
-    {},
-    {"x": 1},
-    "hrad",
-    "specdecpp",
-    "base",
-    "a.b",
-    [[1.0], [0.5, 0.5]],
+ODD: list[Any] = [
+    *(None, True, -1, 0, 1, 2, 10**6, 10**30, -0.5, 1e308, float("nan"), float("inf")),
+    *("", "x", "1", "\x00", "None", "hrad", "specdecpp", "base", "a.b"),
+    *([], [[]], [1, 2, 3, 4], ["x"], [None], {}, {"x": 1}, [[1.0], [0.5, 0.5]]),
 ]
 
 
@@ -53,9 +25,8 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
             case 0 | 1:
                 found[at : at + 1] = bytes([byte])
             case 2:
-                found[at : at + 1] = bytes(
-                    [(found[at] if at < len(found) else 0) ^ (1 << chance.randrange(8))]
-                )
+                before = found[at] if at < len(found) else 0
+                found[at : at + 1] = bytes([before ^ (1 << chance.randrange(8))])
             case 3:
                 found[at:at] = bytes([byte])
             case 4:
@@ -70,12 +41,8 @@ def with_a_stretch_elsewhere(content: bytes, chance: random.Random) -> bytes:
     """Two neighbouring stretches swapped, one of them doubled, in the place of the other, or
     zeros."""
     first, middle, last = sorted(chance.randrange(len(content) + 1) for _ in range(3))
-    before, one, two, after = (
-        content[:first],
-        content[first:middle],
-        content[middle:last],
-        content[last:],
-    )
+    before, one = content[:first], content[first:middle]
+    two, after = content[middle:last], content[last:]
     match chance.randrange(4):
         case 0:
             return before + two + one + after
@@ -105,14 +72,8 @@ def oddly_valued(text: str, chance: random.Random) -> str:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, inner in items:
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    for key, inner in parts.items() if isinstance(parts, dict) else ():
         yield value, key
         yield from _places(inner)
 

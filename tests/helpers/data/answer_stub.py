@@ -39,20 +39,14 @@ def text_of(body: dict[str, Any]) -> str:
 def completion(
     body: dict[str, Any], text: str | None, finish: Any = "stop", **fields: Any
 ) -> dict[str, Any]:
-    said = (
-        {"text": text}
-        if "prompt" in body
-        else {"message": {"role": "assistant", "content": text, **fields}}
-    )
-    return {"choices": [{"index": 0, "finish_reason": finish, **said}], "model": body["model"]}
-
-
-def stopped_by(body: dict[str, Any], reason: Any, field: str = "stop_reason") -> dict[str, Any]:
-    return {"choices": [{**completion(body, "w5")["choices"][0], field: reason}]}
-
-
-def with_ids(body: dict[str, Any], ids: Any) -> dict[str, Any]:
-    return {"choices": [{**completion(body, "w5")["choices"][0], "token_ids": ids}]}
+    """fields: of the message, or of the choice where its name begins with `choice_`."""
+    choice = {
+        k.removeprefix("choice_"): fields.pop(k) for k in [*fields] if k.startswith("choice_")
+    }
+    message = {"role": "assistant", "content": text, **fields}
+    said = {"text": text} if "prompt" in body else {"message": message}
+    choices = [{"index": 0, "finish_reason": finish, **said, **choice}]
+    return {"choices": choices, "model": body["model"]}
 
 
 REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -68,20 +62,17 @@ REPLIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "null": lambda body: completion(body, None),
     "thinks": lambda body: completion(body, "w5", reasoning_content="w6 w7"),
     "half": lambda body: completion(body, "w5 \ud800 w6"),
-    "ids": lambda body: with_ids(body, [5, 6, 0]),
-    "stop string": lambda body: stopped_by(body, "w6"),
-    "an end": lambda body: stopped_by(body, 7),
-    "matched": lambda body: stopped_by(body, 7, "matched_stop"),
-    "no reason": lambda body: stopped_by(body, None),
-    "calls with ids": lambda body: {
-        "choices": [
-            completion(body, None, "tool_calls")["choices"][0]
-            | {"token_ids": [5, 0], "message": {"content": None, "tool_calls": [{}]}}
-        ]
-    },
-    "named ids": lambda body: with_ids(body, [5, "w6"]),
-    "real ids": lambda body: with_ids(body, [5.0, 6.0]),
-    "one id": lambda body: with_ids(body, 5),
+    "ids": lambda body: completion(body, "w5", choice_token_ids=[5, 6, 0]),
+    "stop string": lambda body: completion(body, "w5", choice_stop_reason="w6"),
+    "an end": lambda body: completion(body, "w5", choice_stop_reason=7),
+    "matched": lambda body: completion(body, "w5", choice_matched_stop=7),
+    "no reason": lambda body: completion(body, "w5", choice_stop_reason=None),
+    "calls with ids": lambda body: completion(
+        body, None, "tool_calls", choice_token_ids=[5, 0], tool_calls=[{}]
+    ),
+    "named ids": lambda body: completion(body, "w5", choice_token_ids=[5, "w6"]),
+    "real ids": lambda body: completion(body, "w5", choice_token_ids=[5.0, 6.0]),
+    "one id": lambda body: completion(body, "w5", choice_token_ids=5),
     "no choices": lambda body: {"choices": []},
     "a list": lambda body: [1, 2],
 }
@@ -123,10 +114,8 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
             elif action in REPLIES:
                 self.send(200, json.dumps(REPLIES[action](body)).encode())
             else:
-                self.send(
-                    int(action),
-                    f"went wrong: {action} {self.headers['Authorization']}\nmore".encode(),
-                )
+                text = f"went wrong: {action} {self.headers['Authorization']}\nmore"
+                self.send(int(action), text.encode())
 
         def send(self, status: int, content: bytes, missing: int = 0) -> None:
             self.send_response(status)
@@ -142,9 +131,8 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
     server.handle_error = lambda request, client: None  # type: ignore[method-assign]
     server.daemon_threads = True
     stub.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    ).start()
+    often = {"poll_interval": 0.01}
+    threading.Thread(target=server.serve_forever, kwargs=often, daemon=True).start()
     try:
         yield stub
     finally:

@@ -33,20 +33,26 @@ SETTINGS = OmegaConf.create(
 SERVED = OmegaConf.merge(
     SETTINGS, {"responses": {"name": "server", "url": "http://127.0.0.1:1/v1"}}
 )
-RECIPE = HarvestSettings(
-    gamma=3,
+SAMPLED = HarvestSettings(
+    gamma=4,
     seed=3,
-    max_new_tokens=10,
-    batch_size=3,
+    max_new_tokens=18,
+    batch_size=4,
     mixing=0.15,
     stride=2,
-    warp=Warp(0.9),
-    draft_warp=Warp(),
-    layers=RecordedLayers([-1], [-2, -1]),
+    warp=Warp(0.9, top_k=20),
+    draft_warp=Warp(1.1, top_p=0.95),
+    layers=RecordedLayers([-1], [-3, -1]),
+)
+GREEDY = replace(SAMPLED, warp=Warp(0.0), draft_warp=Warp(0.0), stride=1)
+RECIPE = replace(
+    SAMPLED,
+    **{"gamma": 3, "max_new_tokens": 10, "batch_size": 3},
+    **{"warp": Warp(0.9), "draft_warp": Warp(), "layers": RecordedLayers([-1], [-2, -1])},
 )
 
 
-def some_requests(count: int) -> list[Request]:
+def some_requests(count: int = 6) -> list[Request]:
     generator = torch.Generator().manual_seed(5)
     lengths = torch.randint(2, 9, (count,), generator=generator).tolist()
     tokens = [torch.randint(1, VOCAB, (length,), generator=generator) for length in lengths]

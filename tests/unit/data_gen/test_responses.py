@@ -20,8 +20,8 @@ from data_gen.responses.external import (
 from data_gen.responses.file import ResponseFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
+from tests.helpers.data.datasets import SAMPLED
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
-from tests.invariant.test_teacher_forcing import SAMPLED
 from tests.unit.decoding.models.test_ends import tokenizer as byte_tokenizer
 
 PROMPTS = [
@@ -35,9 +35,8 @@ def pair() -> ModelPair:
 
 
 def write(path: Path, *rows: Any) -> Path:
-    path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    )
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     return path
 
 
@@ -58,38 +57,35 @@ def test_text_and_ids_are_read_with_blank_lines_and_strangers(
     rows = [
         *lines(response=None, response_tokens=[7, 8, EOS, 9]),
         "",
-        {"id": "other", "response": "w1", "more": 1},
+        {"id": "other", "response": "w1"},
     ]
     rows[2]["finish_reason"] = "stop"
     rows[3]["finish_reason"] = "length"
     given = fetch(write(tmp_path / "a.jsonl", *rows))
-    requests = with_responses(make_requests(PROMPTS, pair, 20, 0.2, 0.2), given, pair, 18)
-    responses = [request.response.tolist() for request in requests if request.response is not None]
-    assert responses == [[5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6]]
+    requests = make_requests(PROMPTS, pair, 20, 0.2, 0.2)
+    read = [request.response for request in with_responses(requests, given, pair, 18)]
+    assert [each.tolist() for each in read if each is not None] == [
+        *([5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6])
+    ]
+    assert Generated().fetch(PROMPTS, SAMPLED, tmp_path, ask=True) is None
+    unanswered = with_responses(requests, None, pair, 18)
+    assert [request.response for request in unanswered] == [None] * len(PROMPTS)
 
 
-def test_an_array_in_gzip_is_read(tmp_path: Path) -> None:
+def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
     path = tmp_path / "answers.json.gz"
     path.write_bytes(gzip.compress(json.dumps(lines()).encode("utf-8-sig")))
     assert list(fetch(path)) == [prompt.id for prompt in PROMPTS]
-
-
-def test_a_table_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "answers.csv", "id,response", "p0,w5")
-    with pytest.raises(UserError, match=r"^responses\.path: .*answers\.csv is CSV, expected"):
-        fetch(path)
-
-
-def test_numbers_may_be_ids(tmp_path: Path) -> None:
+    numbered = write(tmp_path / "a.jsonl", {"id": 7, "response": "w5"})
     prompts = [Prompt("7", "toy", "", "w1 w2")]
-    path = write(tmp_path / "a.jsonl", {"id": 7, "response": "w5"})
-    assert list(ResponseFile(str(path)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
-
-
-def test_without_a_source_the_target_answers(pair: ModelPair, tmp_path: Path) -> None:
-    assert Generated().fetch(PROMPTS, SAMPLED, tmp_path, ask=True) is None
-    requests = with_responses(make_requests(PROMPTS, pair, 20, 0.2, 0.2), None, pair, 18)
-    assert [request.response for request in requests] == [None] * len(PROMPTS)
+    assert list(ResponseFile(str(numbered)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
+    table = write(tmp_path / "answers.csv", "id,response", "p0,w5")
+    for bad, says in (
+        (table, ".*answers\\.csv is CSV, expected"),
+        (tmp_path / "none", "there is no"),
+    ):
+        with pytest.raises(UserError, match=rf"^responses\.path: {says}"):
+            fetch(bad)
 
 
 @pytest.mark.parametrize(
@@ -119,22 +115,22 @@ def chatting() -> ModelPair:
     return replace(pair, eos_ids=(EOS, 1, 6, 7))  # w1 is the unknown word too
 
 
+STOP = {"finish_reason": "stop"}
+STOPPED = [
+    *((None, [3, 7]), (6, [3, 6]), (0, [3, EOS]), (9, [3]), ("w4", [3]), ("w6", [3, 6])),
+    ("unheard", [3]),
+]
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"response": "w3", "finish_reason": "stop"}, [3, 7]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": None}, [3, 7]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": 6}, [3, 6]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": 0}, [3, EOS]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": 9}, [3]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": "w4"}, [3]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": "w6"}, [3, 6]),
-        ({"response": "w3", "finish_reason": "stop", "stop_reason": "unheard"}, [3]),
-        ({"response": "w3", "finish_reason": "length"}, [3]),
-        ({"response": "w3", "finish_reason": None}, [3]),
-        ({"response_tokens": [3], "finish_reason": "stop"}, [3, 7]),
-        ({"response_tokens": [3, 6], "finish_reason": "stop"}, [3, 6]),
-        ({"response_tokens": [3, 9], "finish_reason": "stop", "stop_reason": "w9"}, [3, 9]),
+        ({"response": "w3", **STOP}, [3, 7]),
+        *(({"response": "w3", **STOP, "stop_reason": reason}, ids) for reason, ids in STOPPED),
+        *(({"response": "w3", "finish_reason": reason}, [3]) for reason in ("length", None)),
+        ({"response_tokens": [3], **STOP}, [3, 7]),
+        ({"response_tokens": [3, 6], **STOP}, [3, 6]),
+        ({"response_tokens": [3, 9], **STOP, "stop_reason": "w9"}, [3, 9]),
     ],
 )
 def test_an_answer_ends_as_the_chat_does_or_as_was_told(
@@ -174,6 +170,10 @@ def test_what_cannot_be_tokens_of_the_target_is_refused(
         response_ids(ExternalResponse("p1", content, False, where), pair, 6)
 
 
+NO_TEXT = r"line 2 has a response that is no text"
+NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -184,20 +184,9 @@ def test_what_cannot_be_tokens_of_the_target_is_refused(
         ([{"id": "p0"}], r"line 1 is no response \(it has id\)\. Write \{"),
         ([{}], r"line 1 is no response \(it has nothing\)"),
         ([{"response": "w1"}], r"line 1 is no response"),
-        (
-            lines(response_tokens=[3]),
-            r"line 2 is no response \(it has id, response, response_tokens\)",
-        ),
-        (lines(response=7), r"line 2 has a response that is no text"),
-        (lines(response="w1 \ud800"), r"line 2 has a response that is no text"),
-        (
-            lines(response=None, response_tokens="3 4"),
-            r"line 2 has response_tokens that are no list of whole numbers",
-        ),
-        (
-            lines(response=None, response_tokens=[3, True]),
-            r"line 2 has response_tokens that are no list of whole numbers",
-        ),
+        (lines(response_tokens=[3]), r"line 2 is no response \(it has id, response, response_tok"),
+        *((lines(response=bad), NO_TEXT) for bad in (7, "w1 \ud800")),
+        *((lines(response=None, response_tokens=bad), NO_IDS) for bad in ("3 4", [3, True])),
         (lines(finish_reason="tool_calls"), r"line 2 has finish_reason 'tool_calls'"),
         (lines(finish_reason="content_filter"), r"line 2 has finish_reason 'content_filter'"),
         (lines(finish_reason="stop", stop_reason=["w1"]), r"line 2 has finish_reason 'stop' and"),
@@ -209,14 +198,7 @@ def test_what_cannot_be_tokens_of_the_target_is_refused(
     ],
 )
 def test_bad_files_are_refused_by_line(rows: list[Any], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.write_bytes(text.encode(errors="surrogateescape"))
+    path = write(tmp_path / "a.jsonl", *rows)
     with pytest.raises(UserError, match=f"^responses\\.path: .*{message}") as error:
         fetch(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^responses\.path: there is no file"):
-        fetch(tmp_path / "none.jsonl")

@@ -1,7 +1,8 @@
-"""Asking a server for responses: what is asked, what is tried again, what is kept, and what is
-refused."""
+"""Asking a server for responses: what is asked, what is tried again, what is kept, what is refused,
+and the log of them: torn, damaged, somebody else's."""
 
 import itertools
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,20 +15,34 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.responses.external import asked_on
 from data_gen.responses.file import ResponseFile
-from data_gen.responses.log import NAME
+from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import pause
 from runtime.errors import UserError
-from tests.helpers.data.answer_stub import Behaviour, stub_server
+from tests.helpers.data.answer_stub import stub_server
 from tests.helpers.data.answering import NUCLEUS, PROMPTS, fetch, rows, server
-from tests.invariant.test_teacher_forcing import GREEDY, SAMPLED
+from tests.helpers.data.datasets import GREEDY, SAMPLED
+
+CHATS = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are asked again at once."""
+    monkeypatch.setattr("data_gen.responses.server.PAUSE", 0.01)
+
+
+def answered(folder: Path, replies: dict[str, str] | None = None, **how: Any) -> Any:
+    """What a stub server answers, "ok" but to the prompts that `replies` names."""
+    said = replies or {}
+    with stub_server(lambda text, attempt: said.get(text, "ok")) as stub:
+        return fetch(stub.url, folder, **how)
 
 
 def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     with stub_server() as stub:
         given = fetch(stub.url, tmp_path, extra={"min_p": 0})
-    assert {name: answer.content for name, answer in given.items()} == {
-        p.id: f"w5 {p.text}" for p in PROMPTS
-    }
+    texts = {name: answer.content for name, answer in given.items()}
+    assert texts == {p.id: f"w5 {p.text}" for p in PROMPTS}
     assert all(answer.finished for answer in given.values())
     assert set(stub.paths) == {"/v1/completions"} and set(stub.keys) == {None}
     assert 2 <= stub.most <= 4
@@ -36,19 +51,10 @@ def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     assert len(seeds) == len(PROMPTS) and all(0 <= seed < 2**31 for seed in seeds)
     apart = [b - a for a, b in itertools.pairwise(sorted(seeds))]
     assert min(apart) > 1000, "a server that counts from its seed gives no two answers one number"
-    assert {**body, "seed": 0} == {
-        "model": "tiny",
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "max_tokens": 18,
-        "seed": 0,
-        "min_p": 0,
-        "prompt": "w4 w2",
-    }
+    fields = {"model": "tiny", "temperature": 0.7, "top_p": 0.9, "max_tokens": 18, "min_p": 0}
+    assert {**body, "seed": 0} == {**fields, "seed": 0, "prompt": "w4 w2"}
     again = ResponseFile(str(tmp_path / NAME)).fetch(PROMPTS, NUCLEUS, tmp_path, ask=True)
-    assert {name: answer.content for name, answer in again.items()} == {
-        n: a.content for n, a in given.items()
-    }
+    assert {name: answer.content for name, answer in again.items()} == texts
 
 
 def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
@@ -67,17 +73,15 @@ def test_template_arguments_are_sent_and_kept_apart(tmp_path: Path) -> None:
         fetch(stub.url, tmp_path, SAMPLED, chats, extra=same)
         assert stub.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
         for other in ({"enable_thinking": True}, {}):
-            with pytest.raises(
-                UserError,
-                match=r"^responses\.extra\.chat_template_kwargs: .* Set dataset\.template",
-            ):
+            says = r"^responses\.extra\.chat_template_kwargs: .* Set dataset\.template"
+            with pytest.raises(UserError, match=says):
                 fetch(stub.url, tmp_path, SAMPLED, chats, extra={"chat_template_kwargs": other})
-        thinks = [replace(chats[0], template={"enable_thinking": True})]
-        with pytest.raises(UserError, match=r"was asked for with chat_template_kwargs\.enable"):
-            fetch(stub.url, tmp_path, SAMPLED, thinks)
-        rendered = [replace(chats[0], rendering="of another template")]
-        with pytest.raises(UserError, match="answers another text of the prompt c"):
-            fetch(stub.url, tmp_path, SAMPLED, rendered)
+        for change, says in (
+            ({"template": {"enable_thinking": True}}, "was asked for with chat_template_kwargs.en"),
+            ({"rendering": "of another template"}, "answers another text of the prompt c"),
+        ):
+            with pytest.raises(UserError, match=says):
+                fetch(stub.url, tmp_path, SAMPLED, [replace(chats[0], **change)])
     assert len(stub.bodies) == 1
 
 
@@ -194,55 +198,43 @@ STAYING = {
 def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(
     failure: str, tmp_path: Path
 ) -> None:
-    chats = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
     bad, message = PROMPTS[5].text, STAYING[failure]
     patience = 1.0 if failure == "hang" else 30  # seconds; a busy machine answers late
     with stub_server(lambda text, attempt: failure if text == bad else "ok") as stub:
         with pytest.raises(UserError, match=f"^responses\\.url: .*{message}") as error:
-            fetch(stub.url, tmp_path, prompts=chats, concurrency=1, timeout=patience)
+            fetch(stub.url, tmp_path, prompts=CHATS, concurrency=1, timeout=patience)
     assert "\n" not in str(error.value)
     assert stub.tries[bad] == (4 if "4 tries" in message else 1)
     assert [row["id"] for row in rows(tmp_path)] == [prompt.id for prompt in PROMPTS[:5]]
     with stub_server() as stub:
-        fetch(stub.url, tmp_path, prompts=chats, timeout=30)
-    assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, (
-        "the rerun asks for what is missing only"
-    )
+        fetch(stub.url, tmp_path, prompts=CHATS, timeout=30)
+    assert stub.tries == {prompt.text: 1 for prompt in PROMPTS[5:]}, "only what is missing"
     assert sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with stub_server() as stub:
         pass
-    with pytest.raises(
-        UserError,
-        match=r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0",
-    ):
+    says = r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0"
+    with pytest.raises(UserError, match=says):
         fetch(stub.url, tmp_path, concurrency=1)
 
 
-def test_responses_of_no_words_and_of_ids(tmp_path: Path) -> None:
-    replies = {PROMPTS[0].text: "ended", PROMPTS[1].text: "ids", PROMPTS[2].text: "cut"}
+def test_what_a_response_says_and_what_stopped_it(tmp_path: Path) -> None:
+    kinds = ["ended", "ids", "cut", "stop string", "an end", "matched", "no reason"]
+    replies = {prompt.text: kind for prompt, kind in zip(PROMPTS, kinds, strict=False)}
     with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
         given = fetch(stub.url, tmp_path)
     found = [(given[f"p{n}"].content, given[f"p{n}"].finished) for n in range(3)]
     assert found == [("", True), ([5, 6, 0], True), ("w5 w3 w2", False)]
-
-
-def test_what_stopped_a_response_is_kept(tmp_path: Path) -> None:
-    kinds = ["stop string", "an end", "matched", "no reason"]
-    replies = {prompt.text: kind for prompt, kind in zip(PROMPTS, kinds, strict=False)}
-    with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
-        given = fetch(stub.url, tmp_path)
-    assert [given[f"p{n}"].stopped_by for n in range(4)] == ["w6", 7, 7, None]
+    assert [given[f"p{n}"].stopped_by for n in range(3, 7)] == ["w6", 7, 7, None]
     assert fetch(stub.url, tmp_path) == given, "read again"
 
 
 def test_token_ids_are_all_that_the_target_said_whatever_a_parser_takes_out(tmp_path: Path) -> None:
-    chats = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS[:3]]
-    with stub_server(lambda text, attempt: "calls with ids") as stub:
-        given = fetch(stub.url, tmp_path, prompts=chats)
-    assert [(one.content, one.finished) for one in given.values()] == [([5, 0], True)] * 3
+    replies = {prompt.text: "calls with ids" for prompt in CHATS}
+    given = answered(tmp_path, replies, prompts=CHATS[:3])
+    assert [(each.content, each.finished) for each in given.values()] == [([5, 0], True)] * 3
 
 
 def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,9 +254,8 @@ def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINY_KEY", key)
-    with pytest.raises(
-        UserError, match=r"^responses\.key_variable: TINY_KEY holds blanks, line ends"
-    ) as error:
+    says = r"^responses\.key_variable: TINY_KEY holds blanks, line ends"
+    with pytest.raises(UserError, match=says) as error:
         server("http://127.0.0.1:8000/v1", key_variable="TINY_KEY")
     assert "same" not in str(error.value)
 
@@ -285,31 +276,24 @@ def test_the_key_is_masked_wherever_it_is_said(
     assert "sesame" not in str(error.value)
 
 
-def test_answers_to_other_questions_do_not_mix(tmp_path: Path) -> None:
-    with stub_server() as stub:
-        fetch(stub.url, tmp_path)
-        with pytest.raises(UserError, match=r"^out: .* was asked for with temperature=0.7, here "):
-            fetch(stub.url, tmp_path, GREEDY)
-        with pytest.raises(
-            UserError, match=r"was asked for with min_p=None, here 0\. Choose another out"
-        ):
-            fetch(stub.url, tmp_path, extra={"min_p": 0})
-        other = [Prompt("p0", "toy", "", "w9", chat=False), *PROMPTS[1:]]
-        with pytest.raises(UserError, match=r"line \d+ answers another text of the prompt p0\. "):
-            fetch(stub.url, tmp_path, prompts=other)
-        assert len(stub.bodies) == len(PROMPTS)
-
-
-def test_an_estimate_asks_for_nothing(tmp_path: Path) -> None:
+def test_answers_to_other_questions_do_not_mix_and_an_estimate_asks_for_nothing(
+    tmp_path: Path,
+) -> None:
+    other = [Prompt("p0", "toy", "", "w9", chat=False), *PROMPTS[1:]]
     with stub_server() as stub:
         with pytest.raises(UserError, match=r"^estimate: 20 responses are still to be asked from"):
             server(stub.url).fetch(PROMPTS, NUCLEUS, tmp_path, ask=False)
+        assert not stub.bodies
         fetch(stub.url, tmp_path)
-        assert (
-            len(server(stub.url).fetch(PROMPTS, NUCLEUS, tmp_path, ask=False))
-            == len(stub.bodies)
-            == 20
-        )
+        for how, says in (
+            ({"recipe": GREEDY}, r"^out: .* was asked for with temperature=0.7, here "),
+            ({"extra": {"min_p": 0}}, r"asked for with min_p=None, here 0\. Choose another out"),
+            ({"prompts": other}, r"line \d+ answers another text of the prompt p0\. "),
+        ):
+            with pytest.raises(UserError, match=says):
+                fetch(stub.url, tmp_path, **how)  # type: ignore[arg-type]
+        kept = server(stub.url).fetch(PROMPTS, NUCLEUS, tmp_path, ask=False)
+        assert len(kept) == len(stub.bodies) == 20
 
 
 def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -339,10 +323,8 @@ def test_a_key_that_is_not_set_is_refused() -> None:
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError,
-        match=r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out",
-    ):
+    says = r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"
+    with pytest.raises(UserError, match=says):
         fetch("http://127.0.0.1:1/v1", tmp_path / "file")
 
 
@@ -359,7 +341,76 @@ def test_interrupted_runs_keep_what_arrived(tmp_path: Path) -> None:
         seen.append(text)
         return "ok" if len(seen) <= 6 else "hang"
 
-    typed: Behaviour = behave
-    with stub_server(typed) as stub, pytest.raises(UserError):
+    with stub_server(behave) as stub, pytest.raises(UserError):
         fetch(stub.url, tmp_path, concurrency=2, timeout=1.0, retries=0)
     assert len(rows(tmp_path)) == 6
+
+
+# The log ------------------------------------------------------------------------------------------
+
+
+def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
+    answered(tmp_path)
+    whole = (tmp_path / NAME).read_bytes()
+    lost = json.loads(whole.splitlines()[-1])["id"]
+    for torn in (whole[:-1], whole[:-40], whole[: whole[:-1].rfind(b"\n") + 2]):
+        (tmp_path / NAME).write_bytes(torn)
+        with stub_server() as stub:
+            fetch(stub.url, tmp_path)
+        names = [row["id"] for row in rows(tmp_path)]
+        assert len(stub.bodies) == 1 and names[-1] == lost and len(names) == len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"id": "p0", "response": "mine"}',
+        "notes of mine",
+        '{"asked": {"model": "other"}, "id": "p0"',
+        '{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}',
+    ],
+)
+def test_a_file_of_somebody_else_is_left_as_it_is(content: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(content)
+    says = r"answers\.jsonl " + ("" if "\n" in content else "ends with what is none of its lines")
+    with pytest.raises(UserError, match=says):
+        fetch("http://127.0.0.1:1/v1", tmp_path)
+    assert (tmp_path / NAME).read_text() == content
+
+
+@pytest.mark.parametrize(
+    "answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
+)
+def test_what_could_not_be_read_again_is_not_written(
+    answer: dict[str, Any], tmp_path: Path
+) -> None:
+    with open_log(tmp_path, {}) as log:
+        log.append(PROMPTS[0], {"response": "w5"})
+        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
+            log.append(PROMPTS[1], answer)
+    with open_log(tmp_path, {}) as log:
+        assert list(log.responses) == ["p0"]
+
+
+def asked_as(line: str, asked: Any) -> str:
+    return json.dumps({**json.loads(line), "asked": asked})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [*lines[:3], "{", *lines[4:]], "line 4 is not JSON"),
+        (lambda lines: [*lines, lines[0]], r"line 21 answers p\d+ again"),
+        (lambda lines: [*lines[:3], "[" * 100_000, *lines[4:]], "line 4 is not JSON"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], ["model"])], "line 4 is damaged"),
+        (lambda lines: [*lines[:3], asked_as(lines[3], None)], "line 4 is damaged"),
+        (lambda lines: [*lines[:3], lines[3].replace("w5", "w6"), *lines[4:]], "line 4 is damaged"),
+        (lambda lines: ["{}", *lines], "line 1 is no response"),
+    ],
+)
+def test_a_damaged_log_is_refused_by_line(change: Any, message: str, tmp_path: Path) -> None:
+    answered(tmp_path)
+    content = change((tmp_path / NAME).read_text().splitlines())
+    (tmp_path / NAME).write_text("\n".join(content) + "\n")
+    with pytest.raises(UserError, match=rf"^responses\.url: .*{message}"):
+        answered(tmp_path)

@@ -1,0 +1,278 @@
+"""A harvest on disk: what is read of it, what is refused, and what predictors make of its
+rounds."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from data_gen.samples import read_samples
+from data_gen.storage import shards, sharing
+from data_gen.storage.dataset import Harvest
+from predictors.hrad import HRAD
+from predictors.specdecpp import SpecDecPP, kept_depths
+from runtime.errors import UserError
+from runtime.files import file_hash
+from runtime.json_files import write_checksummed
+from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
+
+SHARD, MANIFEST = "rounds-00000.parquet", "manifest.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_harvest(tmp_path / "toy", rows=5, gamma=3)
+
+
+@pytest.fixture
+def harvest(folder: Path) -> Harvest:
+    return Harvest.open(folder)
+
+
+def change_manifest(folder: Path, **changed: Any) -> None:
+    write_checksummed(folder / MANIFEST, {**Harvest.open(folder).manifest.written, **changed})
+
+
+def test_records_by_split(harvest: Harvest, tmp_path: Path) -> None:
+    records, rows = harvest.rounds("train"), 5 * PROMPTS["train"]
+    shapes = {"target_hidden": (DIM,), "q": (3,), "draft_hidden": (3, DIM), "accepted": ()}
+    assert {name: tuple(records[name].shape) for name in shapes} == {
+        name: (rows, *shape) for name, shape in shapes.items()
+    }
+    types = [records[name].dtype for name in ("target_hidden", "q", "accepted")]
+    assert types == [torch.bfloat16, torch.float32, torch.int64]
+    assert records["group"].tolist() == [n for n in range(PROMPTS["train"]) for _ in range(5)]
+    short = Harvest.open(write_harvest(tmp_path / "short", rows=2, gamma=1))
+    assert short.rounds("test")["accept_prob"].shape == (2 * PROMPTS["test"], 1), (
+        "it keeps its axis"
+    )
+
+
+def test_all_splits_together_number_their_prompts(harvest: Harvest) -> None:
+    records = harvest.rounds("all", ["accepted"])
+    assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
+    parts = [harvest.rounds(split, ["accepted"])["accepted"] for split in shards.SPLITS]
+    assert torch.equal(records["accepted"], torch.cat(parts))
+
+
+def test_columns_are_read_on_demand(harvest: Harvest) -> None:
+    assert harvest.rounds("test", ["accepted"]).keys() == {"accepted", "group"}
+    everything, some = harvest.rounds("test"), harvest.rounds("test", ["q", "draft_hidden"])
+    assert all(torch.equal(everything[name], values) for name, values in some.items())
+
+
+def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
+    change_manifest(folder, features_stored=False)
+    records = Harvest.open(folder).records("rounds", "test")
+    assert not records.keys() & set(shards.FEATURES)
+    assert len(records["group"]) == 5 * PROMPTS["test"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (("round", "test", None), "kind 'round' is unknown. Use one of mixed, rounds"),
+        (("responses", "test", None), "kind 'responses' is unknown. Use one of mixed, rounds"),
+        (("rounds", "tset", None), "split 'tset' is unknown. Use one of train, calibration, test"),
+        (("rounds", "test", ["q", "accept"]), "column 'accept' is unknown. Use one of anchor"),
+        (("mixed", "test", ["history"]), "column 'history' is unknown. Use one of position"),
+    ],
+)
+def test_names_of_nothing_are_refused_in_a_line(
+    harvest: Harvest, asked: tuple[str, str, list[str] | None], says: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^data: {says}") as error:
+        harvest.records(*asked)
+    assert "\n" not in str(error.value)
+    if asked[0] != "responses":
+        with pytest.raises(UserError, match=rf"^data: {says.partition(' is')[0]}"):
+            list(harvest.by_prompt(asked[0], asked[1], asked[2] or []))
+
+
+def test_features_survive_as_bfloat16(folder: Path) -> None:
+    values = torch.tensor([[1.0, -2.5], [3.14159, 1e30]])
+    packed = shards.pack_features(values)
+    row = {"prompt_id": "a", "dataset": "d", "split": "test", "draft_hidden": packed}
+    row |= {name: torch.zeros(2) for name in shards.SCHEMAS["mixed"].names if name not in row}
+    shards.write_shard(folder, "mixed", 7, [row])
+    stored = pq.read_table(folder / "mixed-00007.parquet")["draft_hidden"][0].as_py()
+    bits = torch.tensor(stored, dtype=torch.int16)
+    assert torch.equal(bits.view(torch.bfloat16).view(2, 2), values.bfloat16())
+
+
+def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None:
+    files = {"data_files": str(folder / "rounds-*.parquet"), "cache_dir": str(tmp_path / "cache")}
+    loaded = datasets.load_dataset("parquet", split="train", **files)
+    assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["target_hidden"]) == 5 * DIM
+
+
+def test_nan_is_not_written(folder: Path) -> None:
+    rows = pq.read_table(folder / SHARD).to_pylist()
+    rows[0]["target_hidden"][0] = 0x7FC0  # NaN in bfloat16
+    with pytest.raises(UserError, match="^pair: NaN or infinite values in column target_hidden"):
+        shards.write_shard(folder, "rounds", 1, rows)
+    assert not (folder / "rounds-00001.parquet").exists()
+
+
+def test_unfinished_and_absent_harvests(tmp_path: Path, folder: Path) -> None:
+    says = r"is no harvested dataset\. Run: python scripts/gen_data\.py out="
+    with pytest.raises(UserError, match=says):
+        Harvest.open(tmp_path / "none")
+    for path in folder.glob("*.parquet"):
+        path.unlink()  # its manifest is forgotten, then
+    for half in (tmp_path / "half", folder):
+        sharing.claim(half, {"gamma": 4}, others=False)
+        with pytest.raises(UserError, match="is only half harvested"):
+            Harvest.open(half)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[]", "is damaged .it holds a list"),
+        ("{", "is damaged"),
+        ('{"schema_version": 2}', "has schema version 2, this version reads 5. Run: python"),
+        ('{"pair": {}}', "is damaged or of an earlier version .it has no checksum"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_in_one_line(
+    folder: Path, content: str, says: str
+) -> None:
+    (folder / MANIFEST).write_text(content)
+    with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
+        Harvest.open(folder)
+
+
+ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
+WARP = {"top_k": 0, "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"gamma": "4", "prompts": None}, "prompts, gamma"),
+        ({"warp": {"top_p": 2}}, "warp.temperature, warp.top_k, warp.top_p"),
+        ({"inputs": {"draft_layers": [1]}}, "inputs.draft_layers.0, inputs.target_layers"),
+        ({"shards": [{**ENTRY, "name": f"/{SHARD}"}]}, "shards.0"),
+        ({"shards": [ENTRY, ENTRY]}, "shards"),
+        ({"splits": {"train": 1, "calibration": 1, "test": 1}}, "splits"),
+        ({"max_new_tokens": 10**30}, "max_new_tokens"),
+        ({"warp": WARP}, "warp.temperature"),
+    ],
+)
+def test_a_manifest_of_other_values_is_refused(
+    folder: Path, changed: dict[str, Any], names: str
+) -> None:
+    """Also one that lists a shard twice, whose records would count twice."""
+    change_manifest(folder, **changed)
+    says = rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "
+    with pytest.raises(UserError, match=says):
+        Harvest.open(folder)
+
+
+def accepted_is(column: Any) -> Callable[[pa.Table], pa.Table]:
+    """Another column in the place of `accepted`: that of a name, or the same list in every row."""
+
+    def change(table: pa.Table) -> pa.Table:
+        other = (
+            table[column] if isinstance(column, str) else pa.array([column] * 20, shards.INTEGERS)
+        )
+        return table.set_column(table.column_names.index("accepted"), "accepted", other)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda table: table.drop_columns(["accepted"]), "column accepted is missing"),
+        (lambda table: table.slice(1), "19 rows instead of 20"),
+        (accepted_is("q"), "column accepted is of type list<.*float"),
+        (accepted_is([1, None]), "accepted has holes"),
+        (accepted_is([1]), "accepted has not 1 values for"),
+    ],
+)
+def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
+    folder: Path, change: Callable[[pa.Table], pa.Table], says: str
+) -> None:
+    path, entries = folder / SHARD, Harvest.open(folder).manifest.written["shards"]
+    pq.write_table(change(pq.read_table(path)), path)
+    entry = next(entry for entry in entries if entry["name"] == path.name)
+    entry |= {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+    change_manifest(folder, shards=entries)
+    with pytest.raises(UserError, match=f"^data: .*{says}"):
+        Harvest.open(folder).records("rounds", "all", ["accepted"])
+
+
+def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
+    sharing.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
+    plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
+    sharing.claim(tmp_path, plan, others=False)
+    write_harvest(tmp_path, rows=1)
+    sharing.claim(tmp_path, plan, others=False)
+    with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, here 0\.5"):
+        sharing.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
+
+
+# What predictors make of it -----------------------------------------------------------------------
+
+
+def test_rollouts_end_with_the_first_rejected_token() -> None:
+    gamma, values = 4, torch.arange(20.0).view(5, 4)
+    records = {
+        "accepted": torch.tensor([0, 2, 4, 1, 2]),
+        # the fourth round ended with an end token, accepted
+        "drafted": torch.tensor([4, 4, 4, 1, 4]),
+        # nothing is known of the fifth after two accepted tokens
+        "known": torch.tensor([4, 4, 4, 4, 2]),
+        "group": torch.tensor([0, 0, 1, 1, 2]),
+        **dict.fromkeys(("accept_prob", "q", "q_max"), values),
+        "inputs": values[..., None].expand(5, gamma, 3),
+    }
+    rows = kept_depths(records)
+    assert rows["accept_prob"].tolist() == [0, 4, 5, 6, 8, 9, 10, 11, 12, 16, 17]
+    assert rows["depth"].tolist() == [0, 0, 1, 2, 0, 1, 2, 3, 0, 0, 1]
+    assert rows["group"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2]
+    assert torch.equal(rows["inputs"], rows["accept_prob"][:, None].expand(11, 3))
+
+
+def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
+    """The product of mean labels by depth is the probability that a whole round is accepted."""
+    n, accept = 200_000, torch.tensor([0.9, 0.5, 0.8])
+    coins = torch.rand(n, 3, generator=torch.Generator().manual_seed(0))
+    records = {
+        "accepted": (coins < accept).int().cumprod(1).sum(1),
+        **dict.fromkeys(("drafted", "known"), torch.full((n,), 3)),
+        **dict.fromkeys(("accept_prob", "q", "q_max"), accept.expand(n, 3)),
+        "group": torch.zeros(n),
+    }
+    reached = torch.bincount(kept_depths(records)["depth"]) / n
+    torch.testing.assert_close(reached, torch.tensor([1.0, 0.9, 0.45]), atol=4e-3, rtol=0)
+
+
+def test_both_contexts_and_hrad_read_one_harvest(harvest: Harvest) -> None:
+    predictors = SpecDecPP(), SpecDecPP(context="rollout"), HRAD(2)
+    mixed, rollouts, classes = (read_samples(harvest, each, "test") for each in predictors)
+    assert len(mixed["inputs"]) == len(classes["label"]) == 5 * PROMPTS["test"]
+    assert rollouts["inputs"].shape == (len(rollouts["accept_prob"]), DIM)
+    assert rollouts["q"].shape == rollouts["group"].shape == rollouts["accept_prob"].shape
+
+
+def test_rounds_of_unknown_length_are_left_out() -> None:
+    records = {
+        "known": torch.tensor([3, 1, 2]),
+        "accepted": torch.tensor([2, 1, 0]),
+        "drafted": torch.tensor([3, 3, 3]),
+        "q_max": torch.rand(3, 3),
+        "group": torch.tensor([0, 0, 1]),
+    }
+    rows = HRAD(gamma=2).samples(records)
+    assert rows["label"].tolist() == [2, 0] and rows["group"].tolist() == [0, 1]
+    assert torch.equal(rows["q_max"], records["q_max"][[0, 2], 0])
+    with pytest.raises(UserError, match=r"^predictor\.gamma: no harvested round of 4 tokens"):
+        HRAD(gamma=4).samples(records)
