@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ from data_gen.prompts.prompt import spread
 from data_gen.records import Row, label
 from data_gen.requests import Request
 from data_gen.responses.log import NAME as ANSWERS
-from data_gen.room import Room, joined, room_of
+from data_gen.room import joined, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import statistics, surprisal
 from data_gen.storage import chunks, shards
@@ -105,50 +104,20 @@ def finish(
     return Harvest.open(out, "out")
 
 
-# Before it begins ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a harvest will take. bytes: on disk."""
-
-    seconds: float
-    bytes: float
-    tokens: float
-    room: Room
-
-
 def print_estimate(
     pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, out: Path
 ) -> None:
-    with outputs_on(pair, pair.target.device):
-        expected = estimate(pair, requests, settings)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free, room = shutil.disk_usage(out.parent).free, expected.room
-    print(f"{len(requests)} prompts, about {expected.tokens:,.0f} response tokens, to {out}")
-    print(f"time: about {expected.seconds / 60:.1f} minutes on this machine as busy as it is now")
-    print(
-        f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"
-        f" {room.rollouts} rollouts in a forward (label_gb)"
-    )
-    print(f"disk: about {expected.bytes / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
-
-
-def estimate(
-    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, labelled: int = 8
-) -> Estimate:
-    """Answer one full batch of prompts, spread over all of them, label some of its answers, and
-    scale both up.
+    """Print what a harvest will take: answer one full batch of prompts, spread over all of them,
+    label 8 of its answers, and scale both up.
 
     Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
     long answers are is what varies most, and is measured on the whole batch."""
     batches = split_into_chunks(requests, settings.batch_size)
-    room = room_of(pair, requests, settings)
     batch = spread([request for batch in batches for request in batch], len(batches[0]))
-    chosen = {request.prompt_id for request in spread(batch, labelled)}
+    chosen = {request.prompt_id for request in spread(batch, 8)}
     tokens, labelled_tokens, labelling = 0, 0, 0.0
     records = list[dict[str, Row]]()
-    marks = [perf_counter()]  # then when the first and the second token were there
+    marks = list[float]()  # when it began, when the first and the second token were there
 
     def mark(_: int) -> None:
         if len(marks) < 3:
@@ -161,11 +130,15 @@ def estimate(
             if batch[answer.index].prompt_id in chosen:
                 yield answer
 
-    for group in joined(pair, to_label(), settings, room):
-        start = perf_counter()
-        records += label(pair, [batch[answer.index] for answer in group], group, settings, room)
-        labelling += perf_counter() - start
-        labelled_tokens += sum(len(answer.distributions.response) for answer in group)
+    with outputs_on(pair, pair.target.device):
+        room = room_of(pair, requests, settings)
+        marks.append(perf_counter())
+        for group in joined(pair, to_label(), settings, room):
+            start = perf_counter()
+            chosen_requests = [batch[answer.index] for answer in group]
+            records += label(pair, chosen_requests, group, settings, room)
+            labelling += perf_counter() - start
+            labelled_tokens += sum(len(answer.distributions.response) for answer in group)
     reading = perf_counter() - marks[0] - labelling
     opening = max(0.0, 2 * marks[1] - marks[0] - marks[-1])  # to the first token, less one step
     start, empty = perf_counter(), _shard_bytes([])
@@ -173,12 +146,17 @@ def estimate(
     labelling += perf_counter() - start
     scale = len(requests) / len(batch)
     prefill = opening * sum(map(_padded, batches)) / _padded(batch)
-    return Estimate(
-        prefill + scale * (reading - opening + tokens * labelling / labelled_tokens),
-        len(batches) * empty + scale * tokens * size / labelled_tokens,
-        scale * tokens,
-        room,
+    seconds = prefill + scale * (reading - opening + tokens * labelling / labelled_tokens)
+    disk = len(batches) * empty + scale * tokens * size / labelled_tokens
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    print(f"{len(requests)} prompts, about {scale * tokens:,.0f} response tokens, to {out}")
+    print(f"time: about {seconds / 60:.1f} minutes on this machine as busy as it is now")
+    print(
+        f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"
+        f" {room.rollouts} rollouts in a forward (label_gb)"
     )
+    print(f"disk: about {disk / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
 
 
 def _padded(batch: Sequence[Request]) -> int:

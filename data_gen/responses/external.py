@@ -58,8 +58,7 @@ class Source(Protocol):
 
 
 class Generated:
-    """The target generates them here, a batch of prompts at a time
-    (`data_gen.responses.generate`)."""
+    """The target generates them here, a batch of prompts at a time (`data_gen.answers`)."""
 
     external = False
 

@@ -157,7 +157,7 @@ def files_of_chunks(folder: Path) -> list[str]:
 
 class Marker(Form):
     """The completion marker of a chunk. given: of each given response what
-    `data_gen.responses.surprisal.given_row` says."""
+    `data_gen.statistics.given_row` says."""
 
     plan: str
     chunk: Size
@@ -177,14 +177,10 @@ class Marker(Form):
 
 
 class Prompts(OpenForm):
-    """Prompts of a harvest."""
-
     count: Length
 
 
 class Plan(OpenForm):
-    """The settings that every shard is made with."""
-
     version = ("schema_version", SCHEMA_VERSION)
     schema_version: int
     prompts: Prompts
@@ -219,8 +215,6 @@ class WarpSettings(Form):
 
 
 class Anchors(OpenForm):
-    """Where rounds begin."""
-
     stride: Length
 
 
@@ -232,8 +226,6 @@ class Layers(Form):
 
 
 class Counts(Form):
-    """Records of each kind."""
-
     mixed: Size
     rounds: Size
 
@@ -250,8 +242,6 @@ class Statistics(Form):
 
 
 class Manifest(Plan):
-    """What makes a folder a dataset."""
-
     gamma: Length
     pair: PairNames
     warp: WarpSettings

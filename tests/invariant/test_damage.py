@@ -1,9 +1,11 @@
 """Every damage to every kind of file is found and named, and a harvest that cannot write says so;
-only bad chunks are made again, with the same records. The content hash stands for the records, and
+only bad chunks are made again, with the same records. Whatever happens to the bytes of a dataset,
+reading it gives what was written or ends in one line. The content hash stands for the records, and
 for nothing else."""
 
 import errno
 import os
+import random
 import resource
 import shutil
 import signal
@@ -12,28 +14,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from data_gen.harvest import Progress
+from data_gen.prompts import Prompt
+from data_gen.responses.log import NAME, open_log
 from data_gen.storage import shards
-from data_gen.storage.chunks import content_hash
+from data_gen.storage.chunks import MANIFEST, PLAN, content_hash
 from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.shards import SCHEMAS, record_digests
+from data_gen.storage.sharing import ALONE, open_chunks
 from decoding.models.loading import ModelPair
+from evaluation.replay.read import read_table
 from runtime.cli import explain
 from runtime.errors import UserError
-from runtime.files import write_atomically
-from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset
-from tests.helpers.programs.processes import die, forked
+from tests.helpers.damage.damage import damage_one_file, misplace_a_file
+from tests.helpers.damage.fuzz import for_as_long_as_asked, no_hang
+from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset, rewrite_checksum
 
 CHUNKS = 3
 SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]
 FILES = [*SHARDS, "chunk-00001.json", "plan.json", "manifest.json"]
-EACH_SHARD = pytest.mark.parametrize("name", SHARDS)
-OF_A_CHUNK = pytest.mark.parametrize("name", FILES[:4])
+Damage = Callable[[Path, Path], object]
+"""What is done to a folder, given one of another dataset."""
 
 
 def flipped(content: bytes, place: int) -> bytes:
@@ -52,6 +63,42 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "a block of zeros": lambda content: content[:64] + bytes(64) + content[128:],
     "zeros only": lambda content: bytes(len(content)),
 }
+
+
+def with_change(name: str, change: Callable[[bytes], bytes]) -> Damage:
+    """Another content, of the same time."""
+
+    def damage(folder: Path, foreign: Path) -> None:
+        path = folder / name
+        content, stat = path.read_bytes(), path.stat()
+        path.write_bytes(change(content))
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert path.read_bytes() != content
+
+    return damage
+
+
+def swapped(one: str, other: str) -> Damage:
+    def damage(folder: Path, foreign: Path) -> None:
+        first, second = (folder / one).read_bytes(), (folder / other).read_bytes()
+        (folder / one).write_bytes(second)
+        (folder / other).write_bytes(first)
+
+    return damage
+
+
+def taken(pattern: str) -> Damage:
+    def damage(folder: Path, foreign: Path) -> None:
+        for path in foreign.glob(pattern):
+            shutil.copy(path, folder / path.name)
+
+    return damage
+
+
+def several(folder: Path, foreign: Path) -> None:
+    (folder / "rounds-00000.parquet").unlink()
+    (folder / "mixed-00002.parquet").write_bytes(b"PAR1")
+    (folder / "plan.json").write_text("{")
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +147,15 @@ def assert_found_and_repaired(
     assert numbers[0] == numbers[1]
 
 
-def assert_readers_name(folder: Path, name: str) -> None:
-    """What training meets: one line with the file and what to do. Plan and markers are not needed
-    to read."""
+def assert_readers_refuse(folder: Path, bad: list[str]) -> None:
+    """What training meets: one line with the file and what to do."""
     with pytest.raises(UserError) as error:
         for kind in ("mixed", "rounds"):
             Harvest.open(folder).records(kind, "all")
         list(Harvest.open(folder).prompts("all"))
     line = str(error.value)
-    assert "\n" not in line
-    assert (name in line and "scripts/gen_data.py" in line) or "harvest again" in line
+    assert "\n" not in line and ("scripts/gen_data.py" in line or "harvest again" in line)
+    assert any(name in line for name in bad) or "is only half harvested" in line
 
 
 def refused_and_left(pair: ModelPair, folder: Path, says: str) -> None:
@@ -119,78 +165,37 @@ def refused_and_left(pair: ModelPair, folder: Path, says: str) -> None:
     assert files(folder) == before
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.few(16)
-def test_changed_bytes(
-    pair: ModelPair, folder: Path, original: Path, name: str, change: str
+CASES: list[tuple[str, Damage, list[str]]] = [
+    *((f"{what} of {n}", with_change(n, how), [n]) for n in FILES for what, how in CHANGES.items()),
+    *((f"{n} deleted", lambda folder, _, n=n: (folder / n).unlink(), [n]) for n in FILES),
+    *(
+        (f"{n} swapped", swapped(n, n.replace("1", "0")), [n.replace("1", "0"), n])
+        for n in FILES[:4]
+    ),
+    *(
+        (f"{n} is {m}", lambda folder, _, n=n, m=m: shutil.copy(folder / m, folder / n), [n])
+        for n, m in (
+            *((SHARDS[0], SHARDS[1]), (SHARDS[2], "plan.json"), ("chunk-00001.json", "plan.json")),
+            *(("plan.json", "manifest.json"), ("manifest.json", "chunk-00001.json")),
+        )
+    ),
+    *((f"foreign {n}", taken(n), [n]) for n in (*FILES[:4], "manifest.json")),
+    ("a whole foreign chunk", taken("*-00001.*"), ["chunk-00001.json"]),
+    ("several", several, ["plan.json", "rounds-00000.parquet", "mixed-00002.parquet"]),
+]
+
+
+@pytest.mark.parametrize(("damage", "bad"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.few(40)
+def test_damage_is_found_and_repaired(
+    pair: ModelPair, folder: Path, original: Path, foreign: Path, damage: Damage, bad: list[str]
 ) -> None:
-    path = folder / name
-    content = path.read_bytes()
-    path.write_bytes(CHANGES[change](content))
-    assert path.read_bytes() != content
-    if name in (*SHARDS, "manifest.json"):
-        assert_readers_name(folder, name)
-    assert_found_and_repaired(pair, folder, original, [name])
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_deleted(pair: ModelPair, folder: Path, original: Path, name: str) -> None:
-    (folder / name).unlink()
-    if name in SHARDS:
-        assert_readers_name(folder, name)
-    assert_found_and_repaired(pair, folder, original, [name])
-
-
-@EACH_SHARD
-def test_a_change_that_keeps_time_and_size(
-    pair: ModelPair, folder: Path, original: Path, name: str
-) -> None:
-    path = folder / name
-    stat = path.stat()
-    path.write_bytes(flipped(path.read_bytes(), 200))
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert_found_and_repaired(pair, folder, original, [name])
-
-
-@OF_A_CHUNK
-def test_swapped_with_another_chunk(
-    pair: ModelPair, folder: Path, original: Path, name: str
-) -> None:
-    one, other = folder / name, folder / name.replace("1", "0")
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-    if name in SHARDS:
-        assert_readers_name(folder, other.name)
-    assert_found_and_repaired(pair, folder, original, [other.name, name])
-
-
-@pytest.mark.parametrize(
-    ("name", "takes"),
-    [
-        *((SHARDS[0], SHARDS[1]), (SHARDS[2], "plan.json"), ("chunk-00001.json", "plan.json")),
-        *(("plan.json", "manifest.json"), ("manifest.json", "chunk-00001.json")),
-    ],
-)
-def test_another_file_of_the_folder_in_its_place(
-    pair: ModelPair, folder: Path, original: Path, name: str, takes: str
-) -> None:
-    (folder / name).write_bytes((folder / takes).read_bytes())
-    assert_found_and_repaired(pair, folder, original, [name])
-
-
-@pytest.mark.parametrize("name", [*FILES[:4], "*-00001.*", "manifest.json"])
-def test_taken_from_another_dataset(
-    pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str
-) -> None:
-    """Also a whole chunk, which its marker tells."""
-    for path in foreign.glob(name):
-        shutil.copy(path, folder / path.name)
-    if name in (*SHARDS, "manifest.json"):
-        assert_readers_name(folder, name if name in SHARDS else "mixed-00000.parquet")
-    bad = "chunk-00001.json" if "*" in name else name
-    assert_found_and_repaired(pair, folder, original, [bad])
+    """Plan and markers are not needed to read."""
+    damage(folder, foreign)
+    if any(name.endswith(".parquet") or name == "manifest.json" for name in bad):
+        named = [*bad, "mixed-00000.parquet"] if bad == ["manifest.json"] else bad
+        assert_readers_refuse(folder, named)
+    assert_found_and_repaired(pair, folder, original, bad)
 
 
 def test_manifest_from_before_a_chunk_was_made_again(
@@ -206,7 +211,7 @@ def test_manifest_from_before_a_chunk_was_made_again(
         content = make_dataset(pair, folder)["content"]
     assert content == content_of(original) and verify(folder) == []
     (folder / "manifest.json").write_bytes(old)
-    assert_readers_name(folder, SHARDS[1])
+    assert_readers_refuse(folder, SHARDS[1:2])
     assert_found_and_repaired(pair, folder, original, ["manifest.json"])
 
 
@@ -247,14 +252,6 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
             verify(folder)
 
 
-def test_several_at_once(pair: ModelPair, folder: Path, original: Path) -> None:
-    (folder / "rounds-00000.parquet").unlink()
-    (folder / "mixed-00002.parquet").write_bytes(b"PAR1")
-    (folder / "plan.json").write_text("{")
-    bad = ["plan.json", "rounds-00000.parquet", "mixed-00002.parquet"]
-    assert_found_and_repaired(pair, folder, original, bad)
-
-
 @pytest.mark.parametrize("more", [(), ("chunk-00002.json",)])
 def test_what_the_settings_were_is_known_from_the_seals(
     pair: ModelPair, folder: Path, original: Path, more: tuple[str, ...]
@@ -270,23 +267,6 @@ def test_what_the_settings_were_is_known_from_the_seals(
     before = {name: stat for name, stat in files(folder).items() if "00002" not in name}
     assert make_dataset(pair, folder)["content"] == content_of(original)
     assert files(folder).items() >= before.items()
-
-
-def test_left_over_temporary_files_do_no_harm(
-    pair: ModelPair, folder: Path, original: Path
-) -> None:
-    def die_half_way(path: Path) -> None:
-        path.write_bytes(b"half")
-        die()
-
-    for name in FILES:
-        killed = forked(lambda name=name: write_atomically(folder / name, die_half_way))
-        assert killed.wait() == -signal.SIGKILL
-    assert len(list(folder.glob(".*.tmp"))) == len(FILES)
-    assert_found_and_repaired(pair, folder, original, [])
-    (folder / SHARDS[0]).unlink()
-    make_dataset(pair, folder)
-    assert not list(folder.glob(f".{SHARDS[0]}.*.tmp"))
 
 
 @pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
@@ -337,22 +317,20 @@ def test_lines_of_the_answers(
 # What cannot be written ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory of its own, 64 KiB small: a third of the dataset is enough to fill
-    it."""
-    place = tmp_path / "disk"
+@contextmanager
+def mounted(place: Path) -> Iterator[Callable[[str], None]]:
+    """A file system in memory of its own, and how its options are changed."""
+
+    def mount(options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], check=True)
+
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    done = subprocess.run(mount, capture_output=True)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.decode().strip()}")
-    yield place
+    try:
+        mount("size=4m")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs the right to mount: {error}")
+    yield lambda options: mount(f"remount,{options}")
     subprocess.run(["umount", str(place)], check=True)
-
-
-def resized(disk: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
 
 
 def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
@@ -373,42 +351,25 @@ def longest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, action)
 
 
-def test_a_disk_that_is_full_keeps_what_is_finished(pair: ModelPair, disk: Path) -> None:
-    folder, prompts = disk / "data", 12
-    says = r"^out: .* cannot be written .*No space left on device.* Free some space"
-    with pytest.raises(UserError, match=says):
-        make_dataset(pair, folder, prompts)
-    markers = sorted(path.name for path in folder.glob("chunk-*.json"))
-    assert 0 < len(markers) < prompts // 3 and not list(folder.glob(".*.tmp"))
-    with pytest.raises(UserError, match="is only half harvested"):
-        Harvest.open(folder)
-    kept = files(folder)
-    resized(disk, "size=4m")
-    make_dataset(pair, folder, prompts)
-    finished = {name for name in kept if f"chunk-{name.partition('-')[2][:5]}.json" in markers}
-    assert verify(folder) == [] and all(files(folder)[name] == kept[name] for name in finished)
-
-
 def test_a_folder_that_is_read_only_can_be_read_and_checked(
-    pair: ModelPair, original: Path, disk: Path
+    pair: ModelPair, original: Path, tmp_path: Path
 ) -> None:
-    resized(disk, "size=4m")
-    folder = Path(shutil.copytree(original, disk / "data"))
-    (folder / SHARDS[2]).unlink()
-    before = bytes_of(folder, "*.*")
-    resized(disk, "ro")
-    assert verify(folder) == [f"{folder / SHARDS[2]} is missing"]
-    assert len(Harvest.open(folder).records("mixed", "all")["group"])
-    with pytest.raises(OSError) as error:
-        make_dataset(pair, folder)
-    assert (
-        explain(error.value)
-        == f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or choose"
-        " another folder"
-    )
-    assert bytes_of(folder, "*.*") == before
-    resized(disk, "rw")
-    assert make_dataset(pair, folder)["content"] == content_of(original)
+    with mounted(tmp_path / "disk") as remount:
+        folder = Path(shutil.copytree(original, tmp_path / "disk" / "data"))
+        (folder / SHARDS[2]).unlink()
+        before = bytes_of(folder, "*.*")
+        remount("ro")
+        assert verify(folder) == [f"{folder / SHARDS[2]} is missing"]
+        assert len(Harvest.open(folder).records("mixed", "all")["group"])
+        with pytest.raises(OSError) as error:
+            make_dataset(pair, folder)
+        says = (
+            f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or choose"
+        )
+        assert explain(error.value) == f"{says} another folder"
+        assert bytes_of(folder, "*.*") == before
+        remount("rw")
+        assert make_dataset(pair, folder)["content"] == content_of(original)
 
 
 def test_a_limit_on_file_sizes(pair: ModelPair, folder: Path, original: Path) -> None:
@@ -500,3 +461,144 @@ def test_every_column_counts(original: Path) -> None:
             changed = record_digests(table.set_column(place, schema.field(place), column), kind)
             same = [a == b for a, b in zip(digests, changed, strict=True)]
             assert same == [True, False, True], name
+
+
+# Any damage ---------------------------------------------------------------------------------------
+
+SMALL = replace(RECIPE, stride=1, max_new_tokens=6, batch_size=2)
+READERS: dict[str, Callable[[Path], Any]] = {
+    "manifest": lambda folder: Harvest.open(folder).manifest.written,
+    "rounds": lambda folder: Harvest.open(folder).records("rounds", "all"),
+    "mixed": lambda folder: Harvest.open(folder).records("mixed", "train"),
+    "responses": lambda folder: list(Harvest.open(folder).prompts("all")),
+    "prompts": lambda folder: [*Harvest.open(folder).by_prompt("rounds", "all", ["anchor"])],
+    "table": lambda folder: vars(read_table(Harvest.open(folder), "all")),
+}
+
+
+class Whole(NamedTuple):
+    """An undamaged dataset. read: what `READERS` give."""
+
+    folder: Path
+    prompts: list[Prompt]
+    plan: dict[str, Any]
+    read: dict[str, str]
+
+    __repr__ = object.__repr__  # short in what a failing example prints
+
+
+@pytest.fixture(scope="module")
+def whole(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    prompts, plan = answered_dataset(pair, folder, 4, SMALL)
+    data = folder / "data"
+    (data / ".lock").unlink()
+    read = {name: shown(reader(data)) for name, reader in READERS.items()}
+    return Whole(data, prompts, plan, {**read, "answers": shown(answers(data, prompts))})
+
+
+def answers(folder: Path, prompts: list[Prompt]) -> dict[str, Any]:
+    """What the log holds, without those of which nothing is left, which are asked for again."""
+    with open_log(folder, {}) as log:
+        log.missing(prompts)
+        return {name: answer.content for name, answer in sorted(log.responses.items())}
+
+
+def shown(value: Any) -> str:
+    """All of it, comparable."""
+    if isinstance(value, dict):
+        return "".join(f"{key}: {shown(inner)}\n" for key, inner in value.items())
+    if isinstance(value, list):
+        return "".join(shown(inner) for inner in value)
+    return repr(value.tolist() if isinstance(value, Tensor | np.ndarray) else value)
+
+
+def reads(place: Path, whole: Whole, seed: int) -> bool:
+    """Whether all of the dataset can be read after damage number `seed`. Raises what is no
+    UserError of one line. In half of the cases the checksums are made to fit, so that it gets as
+    far as the parsers."""
+    chance = random.Random(seed)
+    folder = place / str(seed)
+    shutil.copytree(whole.folder, folder)
+    try:
+        for _ in range(chance.choice([1, 1, 2])):
+            (damage_one_file if chance.random() < 0.9 else misplace_a_file)(folder, chance)
+        if chance.random() < 0.5:
+            rewrite_checksum(folder)
+            return all_read(folder, whole).keys() == whole.read.keys()
+        there = [(path.name, lines_of(path)) for path in whole.folder.iterdir()]
+        changed = {name for name, before in there if lines_of(folder / name) != before}
+        found = all_read(folder, whole)
+        for name, text in found.items():
+            if name == "answers":
+                assert set(text.splitlines()) <= set(whole.read[name].splitlines())
+            else:
+                assert text == whole.read[name], f"{name} is read, and wrong"
+        refuse_unseen(folder, whole, changed)
+        return found.keys() == whole.read.keys()
+    finally:
+        shutil.rmtree(folder)
+
+
+def all_read(folder: Path, whole: Whole) -> dict[str, str]:
+    """What could be read, by the name of the reader."""
+    more = {"answers": lambda folder: answers(folder, whole.prompts), "verify": verify}
+    readers = {**READERS, **more}
+    found = {name: outcome(lambda: reader(folder)) for name, reader in readers.items()}
+    bad = found.pop("verify") or []
+    assert all("\n" not in line and line.startswith(str(folder)) for line in bad)
+    return {name: shown(value) for name, value in found.items() if value is not None}
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """None where it ends in one line that names a key."""
+    try:
+        return read()
+    except UserError as error:
+        key = str(error).split(": ")[0]
+        assert "\n" not in str(error) and key in ("data", "out", "responses.url"), error
+        return None
+
+
+def refuse_unseen(folder: Path, whole: Whole, changed: set[str]) -> None:
+    """Every change is found by `verify`, and a resumed run makes those chunks again and no
+    others."""
+    found = outcome(lambda: verify(folder))
+    assert found is None or bool(found) == bool(changed), (found, changed)
+    ignored = [lambda marker: None] * 2
+    again = outcome(lambda: [*open_chunks(folder, whole.plan, ALONE, *ignored)])
+    chunks = {int(name.split("-")[1].split(".")[0]) for name in changed - {PLAN, MANIFEST, NAME}}
+    assert (again is None and PLAN in changed) or set(again) == chunks
+
+
+def lines_of(path: Path) -> list[bytes] | None:
+    """Lines in any order: each answer stands for itself, elsewhere there is a checksum over all of
+    them."""
+    return sorted(path.read_bytes().split(b"\n")) if path.is_file() else None
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32))
+def test_a_damaged_dataset_is_read_rightly_or_refused(
+    tmp_path: Path, whole: Whole, seed: int
+) -> None:
+    with no_hang():
+        assert reads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
+
+
+@pytest.mark.slow
+def test_for_as_long_as_asked(
+    tmp_path: Path, whole: Whole, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FUZZ_SECONDS=600 pytest -m slow tests/invariant/test_damage.py"""
+    for_as_long_as_asked("datasets", lambda seed: reads(tmp_path, whole, seed), capsys)
+
+
+def test_the_undamaged_one_is_whole(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder, tmp_path / "data")
+    assert all_read(tmp_path / "data", whole) == whole.read and verify(tmp_path / "data") == []
+    rewrite_checksum(tmp_path / "data")
+    for path in whole.folder.iterdir():
+        assert lines_of(path) == lines_of(tmp_path / "data" / path.name)

@@ -19,7 +19,7 @@ from evaluation.replay.simulate import counts_of
 from predictors.features.layers import side_by_side
 from tests.helpers.data.datasets import some_requests
 from tests.helpers.models.eagles import FLAVOURS, SAYS, published_pair
-from tests.invariant import test_harvest, test_plain_harvest, test_recompute, test_replay
+from tests.invariant import test_harvest, test_plain_harvest, test_replay
 from tests.invariant.test_eagle_draft import LAYERS, eagle_pair, maps
 
 WARPS = [
@@ -168,9 +168,9 @@ def test_recomputed_features_equal_stored_ones(
 ) -> None:
     # a draft that reads its own states adds up what rounds otherwise
     pair = settings(folder, dtype="float64")
-    folders = test_recompute.folders.__wrapped__(pair, tmp_path_factory)
-    for predictor in test_recompute.PREDICTORS:
-        test_recompute.test_recomputed_features_equal_stored_ones(folders, pair, predictor)
+    folders = test_harvest.folders.__wrapped__(pair, tmp_path_factory)
+    for predictor in test_harvest.PREDICTORS:
+        test_harvest.test_recomputed_features_equal_stored_ones(folders, pair, predictor)
 
 
 @pytest.mark.slow

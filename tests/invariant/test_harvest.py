@@ -1,5 +1,6 @@
 """A harvest equals what one would get prompt by prompt, position by position, round by round;
-harvesting responses that are given equals harvesting those that the target draws itself."""
+harvesting responses that are given equals harvesting those that the target draws itself; one
+that stores no hidden states teaches what one that stores them teaches."""
 
 import json
 from collections.abc import Iterator
@@ -13,30 +14,38 @@ import torch
 from torch import Tensor
 
 from data_gen.answers import Answer, Distributions, read_answers, uniforms
-from data_gen.columns import Warps, at
+from data_gen.columns import Warps
 from data_gen.harvest import Progress, answers_of, draws, harvest, outputs_on, plan
 from data_gen.labels import accepted_length, siblings
 from data_gen.records import label
 from data_gen.requests import Request
 from data_gen.rollouts import Places, Rollouts, Texts, roll, roll_greedy, shared_tokens
 from data_gen.room import ON_A_CORE
+from data_gen.samples import read_samples
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
+from data_gen.storage.dataset import Harvest
 from data_gen.verdicts import Coins, Verdicts, sampled_verdicts
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
-from decoding.models.loading import CachedLM, ModelPair
+from decoding.models.loading import CachedLM, ModelPair, load_pair
+from decoding.pair import pair_settings
 from decoding.picking import pick
 from decoding.sampling import Sampler, Warp
+from decoding.settings import Pair
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
+from predictors.base import Predictor
 from predictors.features.draft_statistics import Q_STATS, q_stats
 from predictors.features.layers import side_by_side
+from predictors.hrad import HRAD
 from predictors.inputs import Inputs, live
+from predictors.specdecpp import SpecDecPP
 from runtime.errors import UserError
+from tests.helpers.data import datasets
 from tests.helpers.data.datasets import GREEDY, some_requests
 from tests.helpers.data.datasets import SAMPLED as RECIPE
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
@@ -405,11 +414,6 @@ def test_rollouts_of_one_token_need_no_forward(pair: ModelPair) -> None:
         torch.testing.assert_close(row["accept_prob"][:, 0], said.accept[row["anchor"]])
 
 
-def test_at_reads_the_last_axis() -> None:
-    probs = torch.tensor([[0.1, 0.9], [0.6, 0.4]])
-    assert at(probs, torch.tensor([1, 0])).tolist() == pytest.approx([0.9, 0.6])
-
-
 def test_outputs_arrive_where_they_did_after_an_error() -> None:
     pair, host, other = tiny_pair(), torch.device("cpu"), torch.device("meta")
     with pytest.raises(ZeroDivisionError), outputs_on(pair, other):
@@ -478,3 +482,55 @@ def test_a_response_is_followed_as_far_as_the_target_could_have_said_it(
         assert drawn.response.tolist() == said[: where + 1].tolist(), "ends with a draw of its own"
         assert pair.target.length == pair.draft.length == len(request.tokens) + where
         assert len(drawn.accept) == where + 1 and len(answer.target_hidden) == 1
+
+
+# Without hidden states ----------------------------------------------------------------------------
+
+PREDICTORS = (SpecDecPP(), SpecDecPP(context="rollout"), HRAD(gamma=2))
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_pair_dir: Path) -> Pair:
+    folders = {side: str(tiny_pair_dir / side) for side in ("target", "draft")}
+    return pair_settings(**folders, name="tiny")
+
+
+@pytest.fixture(scope="module")
+def folders(settings: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """By whether features are stored."""
+    pair, made = load_pair(settings), {}
+    for stored in (True, False):
+        made[stored] = tmp_path_factory.mktemp("harvest")
+        recipe = replace(
+            datasets.RECIPE, gamma=5, max_new_tokens=16, mixing=0.3, features_stored=stored
+        )
+        datasets.make_dataset(pair, made[stored], recipe=recipe)
+    return made
+
+
+@pytest.mark.parametrize("predictor", PREDICTORS)
+def test_recomputed_features_equal_stored_ones(
+    folders: dict[bool, Path], settings: Pair, predictor: Predictor
+) -> None:
+    for split in shards.SPLITS:
+        stored = read_samples(Harvest.open(folders[True]), predictor, split)
+        again = read_samples(Harvest.open(folders[False]), predictor, split, settings)
+        assert stored.keys() == again.keys()
+        for name, values in stored.items():
+            assert values.dtype == again[name].dtype
+            torch.testing.assert_close(again[name], values, atol=1e-5, rtol=0.01)
+
+
+def test_nothing_of_them_is_on_disk(folders: dict[bool, Path]) -> None:
+    for kind in shards.SCHEMAS:
+        for row in pq.read_table(folders[False] / shards.shard_name(kind, 0)).to_pylist():
+            assert not any(row[name] for name in shards.FEATURES if name in row)
+
+
+def test_another_pair_is_refused(folders: dict[bool, Path], settings: Pair) -> None:
+    harvest = Harvest.open(folders[False])
+    other = pair_settings(target=settings.target, draft=settings.target, name="tiny")
+    with pytest.raises(UserError, match=r"^pair\.draft: it is not the one of the harvest, tiny"):
+        read_samples(harvest, HRAD(), "test", other)
+    with pytest.raises(UserError, match=r"^pair: .* stores no hidden states"):
+        read_samples(harvest, HRAD(), "test")

@@ -23,13 +23,7 @@ from decoding.verifiers.token import TokenVerifier
 from tests.contract import test_eagle_distribution
 from tests.contract.engines import Case
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
-from tests.invariant import (
-    test_harvest,
-    test_plain_harvest,
-    test_replay,
-    test_teacher_forcing,
-    test_tree_caches,
-)
+from tests.invariant import test_harvest, test_plain_harvest, test_replay, test_tree_caches
 from tests.invariant.test_cached_lm import build, path_to, random_parents, random_tokens
 from tests.invariant.test_eagle_draft import eagle_pair
 from tests.invariant.test_eagle_harvest import WARPS
@@ -209,16 +203,13 @@ def test_answers_do_not_depend_on_their_batch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-@pytest.mark.parametrize(
-    "recipe", [test_teacher_forcing.SAMPLED, test_teacher_forcing.GREEDY], ids=["sampled", "greedy"]
-)
+@test_harvest.BOTH
 @pytest.mark.few(1)
 def test_given_responses_make_the_same_records(
     kind: str, recipe: HarvestSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test_teacher_forcing.test_records_are_those_of_generated_responses(
-        mixed_pair(kind), recipe, 1, tmp_path, monkeypatch
-    )
+    same = test_harvest.test_records_are_those_of_generated_responses
+    same(mixed_pair(kind), recipe, 1, tmp_path, monkeypatch)
 
 
 def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""A server on loopback that speaks just enough of OpenAI's API, and fails in chosen ways."""
+"""A server on loopback that speaks just enough of OpenAI's API, and fails in chosen ways; and
+prompts that it is asked about."""
 
 import json
 import socket
@@ -7,9 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
+
+from data_gen.prompts import Prompt
+from data_gen.responses.external import ExternalResponse
+from data_gen.responses.log import NAME
+from data_gen.responses.server import Server
+from data_gen.settings import HarvestSettings
+from decoding.sampling import Warp
+from tests.helpers.data.datasets import SAMPLED
 
 Behaviour = Callable[[str, int], str]
 """What happens to the n-th request (from 0) about a prompt: "ok", "hang", "reset", "garbage", ...
@@ -138,3 +150,27 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
     finally:
         server.shutdown()
         server.server_close()
+
+
+PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]
+NUCLEUS = replace(SAMPLED, warp=Warp(0.7, top_p=0.9))
+
+
+def server(url: str, **changed: Any) -> Server:
+    extra = OmegaConf.create(changed.pop("extra", {}))
+    settings = {"concurrency": 4, "timeout": 2.0, "retries": 3, "key_variable": None, **changed}
+    return Server(url, "tiny", **settings, extra=extra)
+
+
+def fetch(
+    url: str,
+    out: Path,
+    recipe: HarvestSettings = NUCLEUS,
+    prompts: list[Prompt] = PROMPTS,
+    **changed: Any,
+) -> dict[str, ExternalResponse]:
+    return server(url, **changed).fetch(prompts, recipe, out, ask=True)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / NAME).read_text().splitlines()]

@@ -1,9 +1,12 @@
+"""From prompts to requests: the split of every text, and tokens that fit the models."""
+
 from collections import Counter
 
 import pytest
 
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests, normalised, repeats, requests_of_split, split_prompts
+from data_gen.storage.shards import SPLITS
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_pair
 
@@ -14,8 +17,13 @@ def prompts(*texts: str) -> list[Prompt]:
     return [Prompt(f"p{number}", "toy", "", text, chat=False) for number, text in enumerate(texts)]
 
 
-def splits(names: list[str], calibration: float, test: float) -> dict[str, str]:
-    return split_prompts([Prompt(f"id of {n}", "toy", "", n) for n in names], calibration, test)
+def splits(texts: list[str], calibration: float, test: float) -> dict[str, str]:
+    """By text; texts with several splits are refused."""
+    rows = prompts(*texts)
+    found = split_prompts(rows, calibration, test)
+    by_text = {row.text: found[row.id] for row in rows}
+    assert all(by_text[row.text] == found[row.id] for row in rows), "one text, one split"
+    return by_text
 
 
 def test_shares_are_about_right() -> None:
@@ -23,22 +31,19 @@ def test_shares_are_about_right() -> None:
     assert 20 <= counts["calibration"] <= 60 and 50 <= counts["test"] <= 110
 
 
-def test_a_prompt_stays_in_its_split_when_the_set_changes() -> None:
-    everywhere, fewer = splits(NAMES, 0.2, 0.2), splits(NAMES[:150][::-1], 0.2, 0.2)
-    assert all(everywhere[name] == split for name, split in fewer.items())
-
-
-def by_text(texts: list[str]) -> dict[str, set[str]]:
-    """The splits of each text, where ids are the numbers of lines."""
-    rows = [Prompt(f"jsonl-{n}", "jsonl", "", text) for n, text in enumerate(texts, 1)]
-    found = split_prompts(rows, 0.1, 0.1)
-    return {row.text: {found[r.id] for r in rows if r.text == row.text} for row in rows}
+@pytest.mark.parametrize("some", [NAMES[:150][::-1], ["another", *NAMES]])
+def test_a_text_stays_in_its_split_whatever_its_id_and_whatever_is_around_it(
+    some: list[str],
+) -> None:
+    everywhere = splits(NAMES, 0.2, 0.2)
+    found = splits(some, 0.2, 0.2)
+    assert all(found[text] == everywhere[text] for text in found.keys() & everywhere.keys())
 
 
 def test_prompts_with_the_same_text_share_a_split() -> None:
     texts = [f"Add {n % 20} and two." for n in range(200)]
-    assert all(len(splits) == 1 for splits in by_text(texts).values())
-    assert repeats([Prompt(str(n), "toy", "", text) for n, text in enumerate(texts)]) == 180
+    assert len(splits(texts, 0.1, 0.1)) == 20
+    assert repeats(prompts(*texts)) == 180
 
 
 @pytest.mark.parametrize(
@@ -62,54 +67,42 @@ def test_texts_of_different_signs_or_marks_are_not_the_same() -> None:
     assert len({normalised(text) for text in texts}) == len(texts)
 
 
-def test_a_line_put_in_front_moves_no_text() -> None:
-    texts = [f"question {n}" for n in range(200)]
-    before, after = by_text(texts), by_text(["another", *texts])
-    assert all(after[text] == before[text] for text in texts)
-
-
 @pytest.mark.parametrize("count", [3, 4, 7])
 def test_no_split_of_a_small_set_is_empty(count: int) -> None:
     for start in range(0, 60, count):
-        assert set(splits(NAMES[start : start + count], 0.1, 0.1).values()) == {
-            "train",
-            "calibration",
-            "test",
-        }
+        assert {*splits(NAMES[start : start + count], 0.1, 0.1).values()} == {*SPLITS}
 
 
 def test_impossible_splits_are_refused() -> None:
-    with pytest.raises(UserError, match="^dataset: 2 prompts"):
-        splits(NAMES[:2], 0.1, 0.1)
-    with pytest.raises(UserError, match="^dataset: 4 prompts .* different texts among them: 2"):
-        splits([*NAMES[:2], *(name.upper() for name in NAMES[:2])], 0.1, 0.1)
-    with pytest.raises(UserError, match="^splits: "):
-        splits(NAMES, 0.5, 0.5)
+    twice = [*NAMES[:2], *(name.upper() for name in NAMES[:2])]
+    for texts, share, says in (
+        (NAMES[:2], 0.1, "^dataset: 2 prompts"),
+        (twice, 0.1, "^dataset: 4 prompts .* different texts among them: 2"),
+        (NAMES, 0.5, "^splits: "),
+    ):
+        with pytest.raises(UserError, match=says):
+            split_prompts(prompts(*texts), share, share)
 
 
 def test_prompts_that_do_not_fit_are_refused_by_name() -> None:
-    texts = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9"]
-    requests = make_requests(prompts(*texts), tiny_pair(), 92, 0.2, 0.2)
+    texts = prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
+    requests = make_requests(texts, tiny_pair(), 92, 0.2, 0.2)
     assert [request.tokens.tolist() for request in requests] == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    with pytest.raises(
-        UserError, match=r"pair\.max_length: the prompt p2 has 4 tokens, there is room for 3"
+    for asked, new_tokens, says in (
+        (texts, 93, r"pair\.max_length: the prompt p2 has 4 tokens, there is room for 3"),
+        (texts, 95, "^max_new_tokens: "),
+        (prompts("w1 w2", "w3", "w4 w5"), 20, "^dataset: the prompt p1 is a single token"),
     ):
-        make_requests(prompts(*texts), tiny_pair(), 93, 0.2, 0.2)
-    with pytest.raises(UserError, match="^max_new_tokens: "):
-        make_requests(prompts(*texts), tiny_pair(), 95, 0.2, 0.2)
-    with pytest.raises(UserError, match="^dataset: the prompt p1 is a single token"):
-        make_requests(prompts("w1 w2", "w3", "w4 w5"), tiny_pair(), 20, 0.2, 0.2)
+        with pytest.raises(UserError, match=says):
+            make_requests(asked, tiny_pair(), new_tokens, 0.2, 0.2)
 
 
 def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere() -> None:
     pair, texts = tiny_pair(), prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
     pair.draft.max_length = 40
-    refused = pytest.raises(
-        UserError,
-        match=r"^pair\.draft: its context holds 40 tokens, and the prompt p2 has 4 before 37 new",
-    )
-    with refused:
+    says = r"^pair\.draft: its context holds 40 tokens, and the prompt p2 has 4 before 37 new"
+    with pytest.raises(UserError, match=says):
         make_requests(texts, pair, 37, 0.2, 0.2)
-    with refused:
+    with pytest.raises(UserError, match=says):
         requests_of_split(texts, pair, 37, "all", {}, None)
     assert len(requests_of_split(texts, pair, 37, "all", {}, None, drafted=False)) == 3

@@ -18,8 +18,7 @@ from data_gen.responses.file import ResponseFile
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import pause
 from runtime.errors import UserError
-from tests.helpers.data.answer_stub import stub_server
-from tests.helpers.data.answering import NUCLEUS, PROMPTS, fetch, rows, server
+from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
 from tests.helpers.data.datasets import GREEDY, SAMPLED
 
 CHATS = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
