@@ -176,16 +176,11 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     text = (folder / "calibration.json").read_bytes()
     predictor.calibration = fitting(lambda: TypeAdapter(Calibration).validate_json(text))
     weights = load_file(folder / "model.safetensors")
-    if not all(
-        tensor.dtype == torch.float32 and torch.isfinite(tensor).all()
-        for tensor in weights.values()
-    ):
+    if not all(w.dtype == torch.float32 and torch.isfinite(w).all() for w in weights.values()):
         raise ValueError("model.safetensors holds NaN, infinite or other than float32 values")
     with torch.device("meta"):  # a wrong shape is found before anything is allocated
         predictor.head = predictor.build(config["dim"])
-    predictor.head.load_state_dict(
-        {name: tensor.clone() for name, tensor in weights.items()}, assign=True
-    )
+    predictor.head.load_state_dict({n: w.clone() for n, w in weights.items()}, assign=True)
     predictor.head.eval()  # what dropout leaves out is looked at, too
     x = torch.tensor([[-1.0], [0.0], [1.0]]).expand(-1, config["dim"])
     if not torch.isfinite(predictor.predict_proba(x)).all():
@@ -259,10 +254,8 @@ def save_predictor(
     card: str = "",
 ) -> None:
     """Write a checkpoint into `folder`. context: as in `described`; card: its README.md."""
-    state = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in predictor.head.state_dict().items()
-    }
+    weights = predictor.head.state_dict().items()
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in weights}
     write_atomically(folder / FILES[0], lambda temporary: temporary.write_bytes(save(state)))
     write_json(folder / FILES[1], predictor.calibration.to_dict())
     write_json(folder / FILES[2], metrics or {})
@@ -295,7 +288,4 @@ def read_metrics(folder: Path, key: str) -> dict[str, Any]:
 def settings(predictor: Any) -> dict[str, Any]:
     """Return the constructor arguments of a predictor; inputs by their names."""
     values = {part.name: getattr(predictor, part.name) for part in fields(predictor) if part.init}
-    return {
-        key: list(value.names) if isinstance(value, Inputs) else value
-        for key, value in values.items()
-    }
+    return {k: list(v.names) if isinstance(v, Inputs) else v for k, v in values.items()}

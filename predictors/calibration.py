@@ -61,17 +61,14 @@ class Calibration:
             logits = logits + logits.new_tensor(self.bias)
         if not self.curves:
             return torch.softmax(logits, dim=-1)
-        odds, pair = log_odds(logits.double()).numpy(), len(self.curves) == 1
-        columns = [1] if pair else range(len(self.curves))
-        values = np.stack(
-            [np.interp(odds[:, c], *curve) for c, curve in zip(columns, self.curves, strict=True)],
-            axis=-1,
-        )
-        values = (
-            np.concatenate([1 - values, values], -1)
-            if pair
-            else values / values.sum(-1, keepdims=True)
-        )
+        odds = log_odds(logits.double()).numpy()
+        if len(self.curves) == 1:
+            second = np.interp(odds[:, 1], *self.curves[0])
+            values = np.stack([1 - second, second], axis=-1)
+        else:
+            columns = [np.interp(odds[:, c], *curve) for c, curve in enumerate(self.curves)]
+            values = np.stack(columns, axis=-1)
+            values = values / values.sum(-1, keepdims=True)
         return torch.from_numpy(values).to(logits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,10 +154,8 @@ def fit_isotonic(logits: Tensor, targets: Tensor) -> Calibration:
 
 def log_odds(logits: Tensor) -> Tensor:
     """Return the log-odds of each class against all others, [n, C]."""
-    others = [
-        torch.cat([logits[:, :c], logits[:, c + 1 :]], 1).logsumexp(1)
-        for c in range(logits.shape[1])
-    ]
+    classes = range(logits.shape[1])
+    others = [torch.cat([logits[:, :c], logits[:, c + 1 :]], 1).logsumexp(1) for c in classes]
     return logits - torch.stack(others, 1)
 
 
@@ -181,9 +176,8 @@ def calibrate(
             "calibration: the head returns NaN or infinite logits. Train with a lower trainer.lr"
         )
     logits, before = logits.double(), cross_entropy(logits, targets)
-    kept = Calibration(
-        rows=len(logits), prompts=len(group.unique()), nll_before=before, nll_after=before
-    )
+    rows, prompts = len(logits), len(group.unique())
+    kept = Calibration(rows=rows, prompts=prompts, nll_before=before, nll_after=before)
     if fit is None:
         return kept
     if offset:
@@ -194,9 +188,8 @@ def calibrate(
     if (targets.sum(0) <= 0).any():
         return replace(kept, note="nothing fitted: a class does not occur in the calibration split")
     if kept.prompts < 2:
-        return replace(
-            kept, note="nothing fitted: that takes two prompts, the calibration split has one"
-        )
+        note = "nothing fitted: that takes two prompts, the calibration split has one"
+        return replace(kept, note=note)
     return _best(fit, kept, logits, targets, group)
 
 
@@ -218,9 +211,8 @@ def _best(
             kept = replace(kept, **{key: getattr(fitted, key) for key in FITTED}, nll_after=after)
     if kept.method == fitted.method:
         return kept
-    return replace(
-        kept, note=f"{fitted.method} left out: no better on prompts it was not fitted on"
-    )
+    note = f"{fitted.method} left out: no better on prompts it was not fitted on"
+    return replace(kept, note=note)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> float:

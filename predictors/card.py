@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predictors.calibration import Calibration
+from predictors.survival import Survival
 
 if TYPE_CHECKING:
     from predictors.base import Predictor
@@ -75,18 +76,15 @@ def _table(
 def calibration_text(calibration: Calibration) -> str:
     """Return what was fitted on the calibration split and how much it lowers the cross-entropy
     there: a line for the head, and one for prefixes."""
-    numbers = {"offset": calibration.offset, "scale": calibration.scale, "bias": calibration.bias}
-    parts = [
-        f"{name} ({', '.join(f'{value:.3f}' for value in values)})"
-        for name, values in numbers.items()
-        if values
-    ]
+    parts, survival = [calibration.method], calibration.survival
+    for name in ("offset", "scale", "bias"):
+        if values := getattr(calibration, name):
+            parts.append(f"{name} ({', '.join(f'{value:.3f}' for value in values)})")
     parts += [f"{len(x)} knots" for x, _ in calibration.curves]
-    lines, survival = [(", ".join([calibration.method, *parts]), calibration)], calibration.survival
+    lines: list[tuple[str, Calibration | Survival]] = [(", ".join(parts), calibration)]
     if survival.rows:
         form = f"scale {survival.scale:.3f}, bias {survival.bias:.3f}, depth {survival.depth:.3f}"
-        form = "product" if survival.is_product else form
-        lines.append((f"prefix survival: {form}", survival))  # type: ignore[arg-type]
+        lines.append((f"prefix survival: {'product' if survival.is_product else form}", survival))
     return "\n".join(
         f"- {what}{f' ({fit.note})' if fit.note else ''}: cross-entropy {fit.nll_before:.4f}"
         f" before, {fit.nll_after:.4f} after, on {fit.rows} rows of {fit.prompts} prompts"
@@ -141,13 +139,10 @@ def survival_part(metrics: Mapping[str, Any]) -> list[str]:
     for other in next(iter(measured.values()))["difference"]:
         header += [other, "difference"]
     for data, scores in measured.items():
-        losses = scores["log_loss"]
-        rows[data] = [
-            f"{scores['rows']} ({scores['prompts']})",
-            f"{next(iter(losses.values()))[0]:.4f}",
-        ]
+        losses = {name: f"{value:.4f}" for name, (value, *_) in scores["log_loss"].items()}
+        rows[data] = [f"{scores['rows']} ({scores['prompts']})", next(iter(losses.values()))]
         for name, difference in scores["difference"].items():
-            rows[data] += [f"{losses[name][0]:.4f}", interval(difference, " to ", 4)]
+            rows[data] += [losses[name], interval(difference, " to ", 4)]
     return [_table(header, rows), SURVIVAL_LEGEND]
 
 
@@ -155,18 +150,14 @@ def bins_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
     """Return mean prediction and mean outcome in each bin, markdown, a line for each probability
     and stage."""
     rows = {
-        f"{name}, {stage}": [
-            f"{predicted:.2f} / {outcome:.2f}" for _, predicted, outcome in scores["bins"]
-        ]
+        f"{name}, {stage}": [f"{f:.2f} / {outcome:.2f}" for _, f, outcome in scores["bins"]]
         for name, stages in measured.items()
         if name in ACROSS
         for stage, scores in stages.items()
     }
     count = max(map(len, rows.values()))
-    header = [f"bin {number}" for number in range(1, count + 1)]
-    return _table(
-        header, {name: cells + [""] * (count - len(cells)) for name, cells in rows.items()}
-    )
+    padded = {name: cells + [""] * (count - len(cells)) for name, cells in rows.items()}
+    return _table([f"bin {number}" for number in range(1, count + 1)], padded)
 
 
 def findings(predictor: "Predictor", metrics: Mapping[str, Any]) -> str:
@@ -186,16 +177,37 @@ def model_card(
     config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str
 ) -> str:
     """Return `README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
-    provenance, counts = config["provenance"], confusion(config["predictor"], metrics)
+    made, counts = config["provenance"], confusion(config["predictor"], metrics)
+    data, pair = made["data"], made.get("config", {}).get("pair", {})
+    # from these lines a hub knows what it is; models are named where they are repositories
+    models = [str(pair.get(side)) for side in ("target", "draft")]
+    models = [name for name in models if REPOSITORY.fullmatch(name) and not Path(name).exists()]
+    tags = ["speculative-decoding", "calibration", config["predictor"]]
+    header = ["---", "library_name: draftpredict", "tags:", *(f"- {tag}" for tag in tags)]
+    header += ["base_model:", *(f"- {name}" for name in models)] if models else []
+    facts = {
+        "Pair": config["pair"]["name"],
+        "Settings": json.dumps(config["settings"]),
+        "Inputs": json.dumps(config["inputs"]),
+        "Classes": ", ".join(config["classes"]),
+        "Label": config["label"],
+        "Gamma": config["gamma"],
+        "Target warp": json.dumps(config["warp"]),
+        "Draft warp": json.dumps(config["draft_warp"]),
+        "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
+        "Training": (
+            f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {made['seed']}"
+        ),
+    }
     splits = ", ".join(
         f"{split} {count['rows']} rows of {count['prompts']} prompts"
-        for split, count in provenance["data"]["splits"].items()
+        for split, count in data["splits"].items()
     )
     parts = [
-        hub_header(config),
+        "\n".join([*header, "---"]),
         f"# {config['predictor']} for {config['pair']['name']}",
-        f"Made by `{provenance['command']}` on {provenance['date']}.",
-        "\n".join(f"- {name}: {value}" for name, value in card_facts(config, metrics).items()),
+        f"Made by `{made['command']}` on {made['date']}.",
+        "\n".join(f"- {name}: {value}" for name, value in facts.items()),
         "## Test split",
         f"{splits}. The test split took no part in training, early stopping or calibration.",
         score_table(metrics["test"]),
@@ -216,34 +228,3 @@ def model_card(
         " for\nothers is refused.",
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def hub_header(config: Mapping[str, Any]) -> str:
-    """Return the lines from which a hub knows what a repository is; the models are named where they
-    are repositories themselves."""
-    pair = config["provenance"].get("config", {}).get("pair", {})
-    models = [str(pair.get(side)) for side in ("target", "draft")]
-    models = [name for name in models if REPOSITORY.fullmatch(name) and not Path(name).exists()]
-    tags = ["speculative-decoding", "calibration", config["predictor"]]
-    lines = ["---", "library_name: draftpredict", "tags:", *(f"- {tag}" for tag in tags)]
-    lines += ["base_model:", *(f"- {name}" for name in models)] if models else []
-    return "\n".join([*lines, "---"])
-
-
-def card_facts(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the list at the top of a model card."""
-    provenance, data = config["provenance"], config["provenance"]["data"]
-    return {
-        "Pair": config["pair"]["name"],
-        "Settings": json.dumps(config["settings"]),
-        "Inputs": json.dumps(config["inputs"]),
-        "Classes": ", ".join(config["classes"]),
-        "Label": config["label"],
-        "Gamma": config["gamma"],
-        "Target warp": json.dumps(config["warp"]),
-        "Draft warp": json.dumps(config["draft_warp"]),
-        "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
-        "Training": (
-            f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {provenance['seed']}"
-        ),
-    }

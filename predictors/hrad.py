@@ -108,15 +108,10 @@ class HRAD(Predictor):
     """Predicts the class of the accepted length from the target's states at the last verified
     position.
 
-    gamma: at most that of the harvest. standardise: give the MLP standardised columns (constants of
-    the training fold, saved with the weights). token: as in the paper.
-    predicts: "classes", or each accepted length from 0 to gamma by itself, the direct predictor of
-        the length that the paper holds against its three classes (of AdaEAGLE's kind). No stop rule
-        asks it.
-    labels: "coins", as in the paper: the class that one verdict of the rollout has. "soft": the
-        probabilities of the classes along the rollout; for a greedy target the same. Soft labels
-        are learned as they are: no SMOTE, no balanced draws, no smoothing, so priors are never
-        divided out of them."""
+    gamma: at most that of the harvest. standardise: constants of the training fold, saved with the
+    weights. predicts: "lengths" is the direct predictor that the paper holds against its three
+    classes (of AdaEAGLE's kind); no stop rule asks it. labels: for a greedy target coins and soft
+    are the same; soft ones are learned as they are, so priors are never divided out of them."""
 
     name: ClassVar[str] = "hrad"
     when: ClassVar[When] = "round"

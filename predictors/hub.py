@@ -79,19 +79,16 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
 
 
 def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise UserError naming the file that is not what `scripts/publish.py` makes of it."""
+    """Raise UserError naming the file that is not what `serving=hub` makes of it."""
     metrics, card = json.loads((folder / "metrics.json").read_bytes()), folder / CARD
     clean = Cleaner(config, metrics)
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    for name, clean_enough in (
-        ("config.json", clean.value(config) == config),
-        ("metrics.json", clean.value(metrics) == metrics),
-        (CARD, clean.text(text) == text),
-    ):
-        if not clean_enough:
+    for name, held in (("config.json", config), ("metrics.json", metrics), (CARD, text)):
+        if clean.value(held) != held:
             raise UserError(
                 f"folder: {folder / name} holds paths of this machine or keys, which are not sent."
-                f" Send what this makes: python scripts/publish.py checkpoint={folder}"
+                f" Send what this makes: python scripts/export.py serving=hub"
+                f" serving.checkpoint={folder}"
             )
 
 

@@ -96,7 +96,8 @@ BINS = 10
 
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
     """Return stages of calibration on held-out rows: of what the head predicts ("token" or
-    "class"), and with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length."""
+    "class"), and with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length: by
+    predictions as trained, by calibrated ones, and calibrated itself, against prod min(1, p/q)."""
     logits = logits_in_chunks(predictor.head, records["inputs"])
     probs = {
         "as trained": torch.softmax(logits, dim=-1),
@@ -104,27 +105,21 @@ def measured(predictor: Predictor, records: Records, rounds: Records | None) -> 
     }
     name = "token" if len(predictor.classes) == 2 else "class"
     result = {name: stages(probs, predictor.targets(records), records["group"])}
-    return result if rounds is None else {**result, **prefix_stages(predictor, rounds)}
-
-
-def prefix_stages(predictor: Predictor, rounds: Records) -> dict[str, Any]:
-    """Return stages of survival by predictions as trained, by calibrated ones, and calibrated
-    itself, against prod min(1, p/q)."""
+    if rounds is None:
+        return result
     as_trained, calibrated = rollout_prefixes(predictor, rounds)
-    mapped = predictor.calibration.survival.of_prefixes(calibrated)
     by_stage = {
         "as trained": as_trained.product,
         "calibrated": calibrated.product,
-        "survival": mapped,
+        "survival": predictor.calibration.survival.of_prefixes(calibrated),
     }
-    return {
-        f"prefix {name}": stages(
+    for name, rows in by_depth(calibrated.k):
+        result[f"prefix {name}"] = stages(
             {stage: two_columns(product[rows]) for stage, product in by_stage.items()},
             two_columns(calibrated.accepted[rows]),
             calibrated.group[rows],
         )
-        for name, rows in by_depth(calibrated.k)
-    }
+    return result
 
 
 def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, Prefixes]:

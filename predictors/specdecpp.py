@@ -65,14 +65,11 @@ def kept_depths(records: Records) -> Records:
 class SpecDecPP(Predictor):
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
-    context: of the draft tokens it learns from. "mixed": the paper's token mixing, candidates at
-        all response positions in a context of response tokens and earlier candidates, labelled as
-        if that were the response alone; "rollout": tokens of harvested rounds in the context of
-        their own round, which is what decoding sees (`kept_depths`).
-    depth, tie_blocks: see `AcceptanceHead`. w_rej, w_acc: weights of the two sides of the loss. Its
-    minimum lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc): softmax(head) is the paper's f,
-    for which its threshold of 0.7 with w_rej = 6 is meant; `predict_proba` undoes the known shift
-    before the temperature.
+    context: "mixed": candidates at all response positions in a context of response tokens and
+        earlier candidates, labelled as if that were the response alone; "rollout": `kept_depths`.
+    w_rej, w_acc: the minimum of the loss lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc):
+        softmax(head) is the paper's f, for which its threshold of 0.7 with w_rej = 6 is meant;
+        `predict_proba` undoes the known shift before the temperature.
     """
 
     name: ClassVar[str] = "specdecpp"

@@ -78,22 +78,27 @@ def imported(data: str | Path, calibration: Calibration) -> bool:
 def main(
     data: str | Path, calibration: Calibration, drift: Sequence[str | Path], out: str | Path | None
 ) -> None:
-    """Calibrate imported confidences, for train.py; the first of several processes does it alone.
-    drift: folders that it is scored on besides; out: None for the default."""
+    """Calibrate the confidences in `data`, for train.py, score them there and in the folders
+    `drift`, and write `out` (None: the default); the first of several processes does it alone.
+
+    Raises UserError as `refuse_other`."""
     if not this_process().is_main_process:
         return
-    name = str(HydraConfig.get().runtime.choices["calibration"])
     fit, sts = (instantiate(part) for part in (calibration.fit, calibration.sequential))
+    name = str(HydraConfig.get().runtime.choices["calibration"])
+    method = Method(name, fit, sts, calibration.survival)
     folder = result_folder(out, "confidences", FILE)
     refuse_foreign(folder, FILE)
-    method = Method(name, fit, sts, calibration.survival)
     with only_writer(folder):
-        calibrate_imported(str(data), method, list(map(str, drift)), folder)
+        facts = calibrated(str(data), method, list(map(str, drift)))
+        with replaced_folder(folder, FILE) as fresh:
+            write_checksummed(fresh / FILE, facts)
+            (fresh / "README.md").write_text(page(facts) + "\n", encoding="utf-8")
+    print(f"\n{page(facts)}\n\nsaved in {folder}")
 
 
-def calibrate_imported(data: str, method: Method, drift: Sequence[str], out: Path) -> None:
-    """Calibrate the confidences in `data`, score them there and in the folders `drift`, and write
-    `out`. Raises UserError as `refuse_other`."""
+def calibrated(data: str, method: Method, drift: Sequence[str]) -> dict[str, Any]:
+    """Return what the file of the calibration says (`maps.MapsFile`)."""
     rows = read_confidences(data)
     others = {other: read_confidences(other, "drift") for other in drift}
     for other, log in others.items():
@@ -109,7 +114,7 @@ def calibrate_imported(data: str, method: Method, drift: Sequence[str], out: Pat
         f"{method.name} says no better than the confidences as logged how many tokens are accepted,"
         " on groups that it was not fitted on"
     )
-    facts = {
+    return {
         "schema_version": 1,
         "method": method.name,
         "gamma": rows.gamma,
@@ -130,10 +135,6 @@ def calibrate_imported(data: str, method: Method, drift: Sequence[str], out: Pat
         "data": {"folder": data, "domains": list(rows.domains), **rows.facts},
         "command": command_line(),
     }
-    with replaced_folder(out, FILE) as fresh:
-        write_checksummed(fresh / FILE, facts)
-        (fresh / "README.md").write_text(page(facts) + "\n", encoding="utf-8")
-    print(f"\n{page(facts)}\n\nsaved in {out}")
 
 
 def refuse_other(data: str, rows: Confidences, other: str, log: Confidences) -> None:
@@ -171,42 +172,33 @@ Stages = Mapping[str, Tensor]
 
 def scored(rows: Confidences, stages: Stages) -> dict[str, Any]:
     """Return per domain ("all" first where there are several) `proposals`, `groups`, `positions`
-    with the errors of every stage, `loss`: the estimate of the log loss of the accepted length, and
-    its `change` from the first stage."""
-    parts = {}
-    if len(rows.domains) > 1:
-        parts["all"] = _part(rows, stages)
-    for number, name in enumerate(rows.domains):
-        kept = rows.domain == number
-        part = {stage: survival[kept] for stage, survival in stages.items()}
-        parts[name] = _part(rows.rows(kept), part)
-    return parts
+    (from 1) with the errors of every stage, `loss`: the estimate of the log loss of the accepted
+    length, and its `change` from the first stage."""
+    kept = {name: rows.domain == number for number, name in enumerate(rows.domains)}
+    if len(kept) > 1:
+        kept = {"all": torch.ones_like(rows.domain, dtype=torch.bool), **kept}
+    return {
+        name: _part(rows.rows(part), {stage: survival[part] for stage, survival in stages.items()})
+        for name, part in kept.items()
+    }
 
 
 def _part(rows: Confidences, stages: Stages) -> dict[str, Any]:
     losses = {name: accepted_length_loss(rows, survival) for name, survival in stages.items()}
-    first = next(iter(losses.values()))
+    first, positions = next(iter(losses.values())), []
+    for position in range(rows.gamma):
+        counts = rows.counts(position)
+        labels, group = rows.labels[counts, position], rows.group[counts]
+        predicted = {name: survival[counts, position] for name, survival in stages.items()}
+        found = {name: errors(each, labels, group) for name, each in predicted.items() if len(each)}
+        about = {"position": position + 1, "rows": len(labels), "accepted": labels.mean().item()}
+        positions.append({**about, "stages": found})  # accepted: NaN of none
     return {
         "proposals": len(rows.logits),
         "groups": len(rows.group.unique()),
-        "positions": [_position(rows, stages, i) for i in range(rows.gamma)],
+        "positions": positions,
         "loss": {name: mean(loss, rows.group) for name, loss in losses.items()},
         "change": {name: mean(loss - first, rows.group) for name, loss in losses.items()},
-    }
-
-
-def _position(rows: Confidences, stages: Stages, position: int) -> dict[str, Any]:
-    """position: from 0; in what is returned, from 1."""
-    counts = rows.counts(position)
-    labels, group = rows.labels[counts, position], rows.group[counts]
-    parts = stages.items() if len(labels) else ()
-    return {
-        "position": position + 1,
-        "rows": len(labels),
-        "accepted": labels.mean().item(),  # NaN of none
-        "stages": {
-            name: errors(survival[counts, position], labels, group) for name, survival in parts
-        },
     }
 
 

@@ -53,9 +53,8 @@ class ResumeFile:
         contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         text = json.dumps({"run": self.run, **progress})
         metadata = {"progress": text, "sha256": _digest(contents, text)}
-        write_atomically(
-            self.path, lambda temporary: temporary.write_bytes(save(contents, metadata))
-        )
+        written = save(contents, metadata)
+        write_atomically(self.path, lambda temporary: temporary.write_bytes(written))
 
     def read(self) -> tuple[Tensors, dict[str, Any]] | None:
         """Return (tensors, progress) as written; None where there is nothing to continue.
@@ -68,9 +67,8 @@ class ResumeFile:
                 run = json.loads(file.metadata()["progress"])["run"]
                 unlike = differences(run, self.run)
                 what = f"an interrupted training with other settings ({unlike})"
-            print(
-                f"out: {path} holds {what}. It is not used here; delete it if nobody continues it"
-            )
+            rest = "It is not used here; delete it if nobody continues it"
+            print(f"out: {path} holds {what}. {rest}")
         if not self.path.exists():
             return None
         try:
@@ -112,11 +110,7 @@ def _digest(tensors: Tensors, progress: str) -> str:
 
 def named(tensors: Tensors, prefix: str) -> Tensors:
     """Return those whose names begin with `prefix`, which they lose."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
@@ -177,22 +171,15 @@ class Trainer:
         for row in self.history:
             self._log(row)
         batches = len(run.loader)
-        with tqdm(
-            total=self.epochs * batches,
-            initial=len(self.history) * batches,
-            desc="train",
-            unit="batch",
-            mininterval=1,
-            disable=not run.accelerator.is_main_process,
-        ) as bar:
+        shown = {"desc": "train", "unit": "batch", "mininterval": 1}
+        shown |= {"disable": not run.accelerator.is_main_process}
+        begun, total = len(self.history) * batches, self.epochs * batches
+        with tqdm(total=total, initial=begun, **shown) as bar:
             for epoch in range(len(self.history), self.epochs):
                 if _since_best(self.history) >= self.patience:
                     break
-                row = {
-                    "epoch": epoch + 1,
-                    "train_loss": run.epoch(epoch, loss, bar.update),
-                    "lr": run.lr(),
-                }
+                row = {"epoch": epoch + 1, "train_loss": run.epoch(epoch, loss, bar.update)}
+                row["lr"] = run.lr()
                 row["validation_loss"] = run.held_out(held_out, held_out_loss)
                 if isinstance(run.scheduler, ReduceLROnPlateau):
                     run.scheduler.step(row["validation_loss"])
@@ -201,9 +188,7 @@ class Trainer:
                     best = run.weights()
                 if self.state is not None and run.accelerator.is_main_process:
                     self.state.write(*run.state(best, self.history))
-                bar.set_postfix(
-                    train=f"{row['train_loss']:.4f}", validation=f"{row['validation_loss']:.4f}"
-                )
+                bar.set_postfix({n: f"{row[f'{n}_loss']:.4f}" for n in ("train", "validation")})
                 self._log(row)
         module = run.module.cpu()
         module.load_state_dict(best)
@@ -211,9 +196,8 @@ class Trainer:
 
     def _log(self, row: dict[str, float]) -> None:
         if self.logger is not None:
-            self.logger.log(
-                {f"train/{name}": value for name, value in row.items()}, step=int(row["epoch"])
-            )
+            named = {f"train/{name}": value for name, value in row.items()}
+            self.logger.log(named, step=int(row["epoch"]))
 
     def forget(self) -> None:
         """Remove the resume file; call it once the trained model is saved."""
@@ -297,9 +281,8 @@ class _Run:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def weights(self) -> Tensors:
-        return {
-            name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()
-        }
+        weights = self.module.state_dict().items()
+        return {name: tensor.detach().cpu().clone() for name, tensor in weights}
 
     def state(
         self, best: Tensors, history: list[dict[str, float]]
@@ -332,9 +315,8 @@ class _Run:
         for name, tensor in named(tensors, "optimizer.").items():
             index, key = name.split(".")
             moments.setdefault(int(index), {})[key] = tensor
-        groups = [
-            {**group, "lr": progress["lr"]} for group in self.optimizer.state_dict()["param_groups"]
-        ]
+        before = self.optimizer.state_dict()["param_groups"]
+        groups = [{**group, "lr": progress["lr"]} for group in before]
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.scheduler.load_state_dict({**self.scheduler.state_dict(), **progress["scheduler"]})
         print(f"resuming after epoch {len(progress['history'])} from {file.path}")
