@@ -4,7 +4,7 @@ needs no new test."""
 import inspect
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -240,3 +240,27 @@ def test_every_option_is_used_by_a_program() -> None:
 def test_an_unknown_key_is_an_error() -> None:
     with pytest.raises(Exception, match="Could not override 'pair.targte'"):
         composed("build_pair", "pair.targte=x")
+
+
+TEXTS = [*PAGES, *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("scripts/*.py")]
+GREEDY_COMMAND = re.compile(r"python scripts/(tune|evaluate)\.py ([^`\n#]*warp=greedy[^`\n#]*)")
+HOLDERS = {
+    "tune": ("rules.{}", "structures.{}"),
+    "evaluate": ("method.{}.stop", "method.{}.structure"),
+}
+
+
+def greedy_commands() -> Iterator[tuple[str, str]]:
+    for path in TEXTS:
+        found = GREEDY_COMMAND.findall(re.sub(r"\\+\n\s*", "", path.read_text()))
+        yield from (command for command in found if "what=" not in command[1])
+
+
+@pytest.mark.parametrize(("program", "written"), sorted(set(greedy_commands())))
+def test_a_greedy_command_names_checkpoints_of_its_own(program: str, written: str) -> None:
+    cfg, default = composed(program, *shlex.split(written)), composed(program)
+    for name in cfg.methods:
+        for holder in HOLDERS[program]:
+            key = f"{holder.format(name)}.checkpoint"
+            found = OmegaConf.select(cfg, key)
+            assert found is None or found != OmegaConf.select(default, key), key

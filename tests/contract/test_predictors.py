@@ -16,9 +16,11 @@ from decoding.stopping.hrad import load_classifier
 from predictors import hrad
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
+from predictors.features.catalogue import FIXED
 from predictors.hrad import HRAD, class_chances, class_of_length
 from predictors.inputs import Inputs
 from predictors.metrics import scores
+from predictors.specdecpp import SpecDecPP
 from predictors.survival import Survival
 from predictors.training.batches import SYNTHETIC
 from predictors.training.trainer import Trainer, logits_in_chunks
@@ -261,3 +263,51 @@ def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Harvest) -> None:
         UserError, match=r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"
     ):
         read_samples(harvest, HRAD(5), "train")
+
+
+PATHS = ["q_stats", "q_path", "draft_before", "depth", "target_hidden", "history"]
+
+
+@pytest.mark.parametrize(
+    ("predictor", "dim"),
+    [
+        (SpecDecPP(inputs=["q_stats"]), DIM + FIXED["q_stats"]),
+        (SpecDecPP(inputs=["token"]), DIM + EMBEDDING),
+        (SpecDecPP(context="rollout", inputs=PATHS), 3 * DIM + sum(FIXED.values())),
+        (SpecDecPP(context="rollout", inputs=["draft_before"], layers=[-1]), 2 * DIM),
+        (HRAD(inputs=["history"]), DIM + EMBEDDING + FIXED["history"]),
+        (HRAD(inputs=["history"], token=False), DIM + FIXED["history"]),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_they_are_learned_from_and_come_back(
+    predictor: Predictor, dim: int, harvest: Harvest, tmp_path: Path
+) -> None:
+    rows, read = read_samples(harvest, predictor, "train"), inputs_of(harvest, predictor)
+    assert rows["inputs"].shape[1] == dim and set(predictor.more.names) < set(read.names)  # type: ignore[attr-defined]
+    predictor.fit(rows, read, Trainer(epochs=1, batch_size=4, lr=0.01, schedule="plateau"))
+    context = {**CONTEXT, "gamma": None, "dim": dim}
+    save_predictor(predictor, tmp_path, context)
+    loaded, x = load_predictor(tmp_path), rows["inputs"][:9].float()
+    assert torch.equal(loaded.predict_proba(x), predictor.predict_proba(x))
+    assert loaded.inputs == predictor.inputs == inputs_of(harvest, loaded) == read
+    assert settings(loaded) == settings(predictor)
+
+
+def test_by_default_they_read_what_their_papers_read() -> None:
+    for kind, reads in ((SpecDecPP, Inputs(None)), (HRAD, Inputs((), None, token=True))):
+        assert kind().reads == reads and settings(kind())["inputs"] == []
+
+
+@pytest.mark.parametrize(
+    ("predictor", "says"),
+    [
+        (HRAD(inputs=["q_stats"]), "inputs that are there before a round, got q_stats"),
+        (SpecDecPP(inputs=["history"]), "inputs that mixed records hold, got history"),
+    ],
+)
+def test_what_is_not_there_is_refused(predictor: Predictor, says: str, harvest: Harvest) -> None:
+    with pytest.raises(UserError, match=f"^predictor: expected {says}"):
+        read_samples(harvest, predictor, "train")
+    with pytest.raises(UserError, match=r"^predictor\.inputs: expected some of .*got \['logits'\]"):
+        HRAD(inputs=["logits"])

@@ -1,9 +1,11 @@
 """Distillations killed at any moment: the same command goes on. Training on the same chats ends in
 the same draft, to the bit; chats are other samples after a kill, and every shard is whole."""
 
+import json
 import random
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import pytest
 from pairs.chats import load_chats
 from pairs.generation import written_tokens
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
-from tests.helpers.training.distillations import finish, kill_after, result
+from tests.helpers.training import trainings
 
 KILLS = 20
+PROGRAM = "pairs.distill_draft"
+finish = partial(trainings.finish, program=PROGRAM)
+kill_after = partial(trainings.kill_after, program=PROGRAM)
 SETTINGS = (
     "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
     " chats.tokens=900 chats.shard_tokens=100 chats.slots=3 chats.prompt_tokens=4 logger=none"
@@ -23,6 +28,13 @@ SETTINGS = (
 ).split()
 some = [pytest.param(2)]
 slow = [pytest.param(n, marks=pytest.mark.slow) for n in range(KILLS) if n != 2]
+
+
+def result(draft: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Content of a draft's folder, and of its record what is not time."""
+    record = json.loads((draft / "training.json").read_text())
+    del record["progress"]["seconds"]
+    return {p.name: p.read_bytes() for p in draft.iterdir() if p.name != "training.json"}, record
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@ uninterrupted one."""
 
 import os
 import random
+import re
 import signal
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,16 @@ from tests.helpers.data.harvests import write_harvest
 from tests.helpers.training.trainings import finish, kill_after, result, start
 
 KILLS = 20
+TOY = ("data=data/toy", "logger=none")
 TRAIN = {
-    "specdecpp": (
-        "predictor=specdecpp",
-        "predictor.depth=1",
-        "trainer.epochs=12",
-        "data=data/toy",
-        "logger=none",
-    ),
-    "hrad": ("predictor=hrad", "trainer.epochs=6", "data=data/toy", "logger=none"),
+    "specdecpp": ("predictor=specdecpp", "predictor.depth=1", "trainer.epochs=12", *TOY),
+    "hrad": ("predictor=hrad", "trainer.epochs=6", *TOY),
 }
-some, slow = (
-    [pytest.param(n) for n in range(3)],
-    [pytest.param(n, marks=pytest.mark.slow) for n in range(3, KILLS)],
-)
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path) -> None:
+    write_harvest(tmp_path / "data" / "toy")
 
 
 @pytest.fixture(scope="module")
@@ -38,23 +36,21 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
     for name, arguments in TRAIN.items():
         folder = tmp_path_factory.mktemp(name)
         write_harvest(folder / "data" / "toy")
-        assert (
-            finish(folder, *arguments, "trainer.epochs=1", "out=checkpoints/first") == 0
-        )  # warm: files, imports
+        warm = (*arguments, "trainer.epochs=1", "out=checkpoints/first")  # files, imports
+        assert finish(folder, *warm) == 0
         started = time.perf_counter()
         assert finish(folder, *arguments) == 0
         found[name] = time.perf_counter() - started, result(folder / "checkpoints" / name)
     return found
 
 
-@pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.parametrize("kill", range(KILLS))
 @pytest.mark.slow
 def test_killed_at_a_random_moment(
     kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
     name = sorted(TRAIN)[kill % 2]
     seconds, expected = uninterrupted[name]
-    write_harvest(tmp_path / "data" / "toy")
     kill_after(random.Random(kill).uniform(0, seconds), tmp_path, *TRAIN[name])
     assert finish(tmp_path, *TRAIN[name]) == 0
     assert result(tmp_path / "checkpoints" / name) == expected
@@ -66,7 +62,6 @@ def test_what_was_trained_is_not_trained_again(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
     """Killed four times on the way, each time after some more epochs."""
-    write_harvest(tmp_path / "data" / "toy")
     checkpoints = tmp_path / "checkpoints"
     for _ in range(4):
         process, before = start(tmp_path, *TRAIN["specdecpp"]), states(checkpoints)
@@ -77,17 +72,21 @@ def test_what_was_trained_is_not_trained_again(
     assert not (checkpoints / "specdecpp").exists()
     assert finish(tmp_path, *TRAIN["specdecpp"]) == 0
     assert result(checkpoints / "specdecpp") == uninterrupted["specdecpp"][1]
-    said = [
-        line
-        for line in (tmp_path / "log.txt").read_text().splitlines()
-        if "resuming after epoch" in line
-    ]
-    epochs = [int(line.split("resuming after epoch ")[1].split()[0]) for line in said]
+    printed = (tmp_path / "log.txt").read_text()
+    epochs = [int(epoch) for epoch in re.findall(r"resuming after epoch (\d+)", printed)]
     assert len(epochs) == 4 and epochs == sorted(set(epochs)) and epochs[0] >= 1
 
 
 def states(checkpoints: Path) -> set[tuple[str, int]]:
     return {(path.name, path.stat().st_mtime_ns) for path in checkpoints.glob(".*.resume")}
+
+
+def begun(folder: Path, *arguments: str) -> ForkServerProcess:
+    """A training that has saved a state."""
+    process = start(folder, *arguments)
+    while not states(folder / "checkpoints"):
+        time.sleep(0.002)
+    return process
 
 
 @pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.slow)])
@@ -98,7 +97,6 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
 
     last: the step it dies at; -1 for each of them. The earlier checkpoint is out of its place
     between two renames; the next run puts it back."""
-    write_harvest(tmp_path / "data" / "toy")
     quick = (*TRAIN["specdecpp"], "trainer.epochs=2")
     out = tmp_path / "checkpoints" / "specdecpp"
     assert finish(tmp_path, *quick) == 0
@@ -123,11 +121,8 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
 def test_other_settings_do_not_continue_it(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
-    write_harvest(tmp_path / "data" / "toy")
     checkpoints = tmp_path / "checkpoints"
-    process = start(tmp_path, *TRAIN["hrad"], "trainer.lr=1e-3")
-    while not states(checkpoints):
-        time.sleep(0.002)
+    process = begun(tmp_path, *TRAIN["hrad"], "trainer.lr=1e-3")
     process.kill()
     process.join()
     (kept,) = checkpoints.glob(".*.resume")
@@ -147,10 +142,7 @@ def test_a_second_training_into_one_folder_is_refused(
     uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
 ) -> None:
     """Also one with other settings; the first goes on, undisturbed."""
-    write_harvest(tmp_path / "data" / "toy")
-    first = start(tmp_path, *TRAIN["specdecpp"])
-    while not states(tmp_path / "checkpoints"):
-        time.sleep(0.002)
+    first = begun(tmp_path, *TRAIN["specdecpp"])
     os.kill(first.pid or 0, signal.SIGSTOP)
     assert finish(tmp_path, *TRAIN["specdecpp"]) == 2
     assert finish(tmp_path, *TRAIN["specdecpp"], "seed=1") == 2

@@ -80,10 +80,8 @@ def test_no_secret_of_the_environment_is_written(
     run(train, "predictor=specdecpp", "data=data/toy", *quick)
     methods = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/toy")
     small = ("max_new_tokens=6", "limit=1", "repeats=1", "thresholds=null", *SPLITS)
-    run(
-        *(evaluate, monkeypatch, *base(tiny_pair_dir), *methods, *small),
-        *("out=runs/toy", "logger.folder=logged/evaluate"),
-    )
+    into = ("out=runs/toy", "logger.folder=logged/evaluate")
+    run(evaluate, *base(tiny_pair_dir), *methods, *small, *into)
     run(report, "logger.folder=logged/report", "out=report")
     for job in ("train", "evaluate", "report"):
         assert read_run(Path("logged") / job).history is not None

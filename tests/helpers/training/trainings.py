@@ -1,6 +1,7 @@
-"""train.py in child processes that are killed: forked from one that has imported it, so that they
-start at once."""
+"""Programs in child processes that are killed: forked from one that has imported train.py, so that
+they start at once."""
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -31,24 +32,28 @@ STEPS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Calls of `os` that make, name or remove files for good."""
 
 
-def start(folder: Path, *arguments: str, last_step: int | None = None) -> ForkServerProcess:
-    """``python train.py *arguments`` in `folder`. last_step: dies instead of taking that one of its
-    `STEPS`."""
-    process = FORKS.Process(target=_train, args=(str(folder), arguments, last_step))
+def start(
+    folder: Path, *arguments: str, program: str = "train", last_step: int | None = None
+) -> ForkServerProcess:
+    """``python train.py *arguments`` in `folder`. program: module of another one; last_step: it
+    dies instead of taking that one of its `STEPS`."""
+    process = FORKS.Process(target=_run, args=(program, str(folder), arguments, last_step))
     process.start()
     return process
 
 
-def finish(folder: Path, *arguments: str, last_step: int | None = None) -> int:
+def finish(
+    folder: Path, *arguments: str, program: str = "train", last_step: int | None = None
+) -> int:
     """The exit code of `start`."""
-    process = start(folder, *arguments, last_step=last_step)
+    process = start(folder, *arguments, program=program, last_step=last_step)
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def kill_after(seconds: float, folder: Path, *arguments: str) -> None:
-    process = start(folder, *arguments)
+def kill_after(seconds: float, folder: Path, *arguments: str, program: str = "train") -> None:
+    process = start(folder, *arguments, program=program)
     time.sleep(seconds)
     process.kill()
     process.join()
@@ -59,27 +64,26 @@ def result(checkpoint: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     they took."""
     metrics = json.loads((checkpoint / "metrics.json").read_text())
     del metrics["seconds"]
-    return {
-        name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "calibration.json")
-    }, metrics
+    names = ("model.safetensors", "calibration.json")
+    return {name: (checkpoint / name).read_bytes() for name in names}, metrics
 
 
-def _train(folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:
+def _run(program: str, folder: str, arguments: tuple[str, ...], last_step: int | None) -> None:
     import torch
 
     import predictors.card
     import predictors.confidences.run
     import predictors.reliability
     import predictors.training.trainer  # noqa: F401  (what the program imports when it runs)
-    import train
 
+    main = importlib.import_module(program).main
     os.chdir(folder)
     sys.stdout = sys.stderr = open("log.txt", "a")
     torch.set_num_threads(1)
-    sys.argv = ["train.py", *arguments]
+    sys.argv = [f"{program.rpartition('.')[2]}.py", *arguments]
     if last_step is not None:
         _die_at(last_step)
-    train.main()
+    main()
 
 
 def _die_at(step: int) -> None:
