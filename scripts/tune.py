@@ -14,14 +14,12 @@ of other costs where `thresholds` names the file.
 batch=[1,8,64] asks which fixed length pays with so many requests decoded together, under the costs
 of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs, but
 with batch_cost=measure, which times batched forwards. With scheduler=true, also what the scheduler
-of serving engines is worth over one length for all, by the calibration of the confidences it is
-told, and by their age.
+of serving engines is worth over one length for all, by calibration and age of its confidences.
 
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
 numbers within rounding of each other decided it; exits with 1 where one is not. Harvest with
-pair.dtype=float32, and set it here, too: in bfloat16 too many decisions of a greedy decode rest on
-rounding.
+pair.dtype=float32, and set it here, too: in bfloat16 too many decisions rest on rounding.
 
     python scripts/tune.py check=true methods=[fixed,confidence] data=data/greedy \\
         warp=greedy draft_warp.temperature=0
@@ -30,19 +28,19 @@ rounding.
     python scripts/tune.py what=tree nodes=64
 
 what=overlapped counts and prices methods, engines that run both models side by side included, from
-the rollouts of a harvest with a round at every position (gamma=<longer than the drafts>). With a
-greedy target the rounds are those of the engine, in law where the draft is sampled. Every method is
-counted as it is set, and with the value of its setting that is fastest on `data`. Prices are
-modelled: draft and target have a device each, and a target call takes c draft forwards.
+the rollouts of a harvest (gamma=<longer than the drafts>): as they are set, and with the value of
+their setting that is fastest on `data`. With a greedy target the rounds are those of the engine, in
+law where the draft is sampled. Prices are modelled: draft and target have a device each, and a
+target call takes c draft forwards.
 
 what=checkpoints makes one table of many checkpoints of one harvest (python train.py -m ...): the
 settings in which they differ, their scores, and the best threshold of each by replay (data=null:
 scores alone).
 
-what=tree finds the static tree that decodes fastest here: it measures how often the b-th sibling is
-the accepted one along responses of the target, and what forwards of 1 to max_nodes + 1 rows cost; a
-dynamic programme then gives the best tree of every size and depth. What it promises is modelled: it
-leaves out drawing and verification. Writes `structure.tree`, which structure=sequoia reads."""
+what=tree finds the static tree that decodes fastest here, by how often the b-th sibling is the
+accepted one along responses of the target and by what forwards of 1 to max_nodes + 1 rows cost.
+What it promises is modelled: drawing and verification are left out. Writes `structure.tree`, which
+structure=sequoia reads."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -211,11 +209,11 @@ def by_requests(cfg: DictConfig) -> None:
     from serving.schedule import Schedule, write_schedule
 
     out = out_file(cfg, f"schedule-{chosen('batch_cost')}")
-    found = tuned(cfg, chosen("batch_cost"))
-    lengths = {size["requests"]: size["length"] for size in found.sizes}
-    write_schedule(out, Schedule.at(lengths, found.costs), command_line(), found.details)
-    save(found.measurements, out.with_suffix(".parquet"))
-    print(f"\n{found.text}\n\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
+    costs, details, measurements, text = tuned(cfg, chosen("batch_cost"))
+    lengths = {size["requests"]: size["length"] for size in details["sizes"]}
+    write_schedule(out, Schedule.at(lengths, costs), command_line(), details)
+    save(measurements, out.with_suffix(".parquet"))
+    print(f"\n{text}\n\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
 
 
 Ratios = Annotated[

@@ -1,7 +1,7 @@
 """The best fixed draft length for every number of requests decoded together (tune.py batch=...)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -22,15 +22,9 @@ from decoding.models.recurrent import refuse_recurrent
 from decoding.settings import Pair
 from evaluation.batched import scheduler
 from evaluation.page import lower, times
+from evaluation.replay import tuning
 from evaluation.replay.read import open_harvests, replayer
-from evaluation.replay.tuning import (
-    Candidate,
-    best,
-    candidate_rows,
-    candidates_of,
-    over_plain,
-    ratio,
-)
+from evaluation.replay.tuning import Candidate, over_plain, ratio
 from evaluation.table import markdown, price, with_interval
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
@@ -38,27 +32,17 @@ from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """What batch=[...] finds. sizes: `best_length` of every number of requests; costs: of their
-    steps; details: for the file of a schedule; measurements: of every length and way; text: what is
-    printed."""
+def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.DataFrame, str]:
+    """Find the best fixed length for so many requests decoded together. name: of the costs.
 
-    sizes: list[dict[str, Any]]
-    costs: BatchTable
-    details: dict[str, Any]
-    measurements: pd.DataFrame
-    text: str
-
-
-def tuned(cfg: DictConfig, name: str) -> Lengths:
-    """Find the best fixed length for so many requests decoded together. name: of the costs."""
+    Returns the costs of their steps, what the file of a schedule says (`sizes`: `best_length` of
+    every number of requests), the measurements of every length and way, and what is printed."""
     harvest, elsewhere = open_harvests(cfg)
     gamma = cfg.gamma_max or harvest.gamma
     cost, rule = priced(cfg, gamma), {"fixed": instantiate(cfg.rules.fixed)}
     costs = tabled(cost, cfg.batch, gamma)
     lengths = {
-        split: candidates_of(cfg, rule, replayer(cfg, gamma, harvest, split))
+        split: tuning.candidates_of(cfg, rule, replayer(cfg, gamma, harvest, split))
         for split in (cfg.choose, cfg.judge)
     }
     chosen_on, judged_on = lengths.values()
@@ -88,9 +72,7 @@ def tuned(cfg: DictConfig, name: str) -> Lengths:
         f"Scheduler, judged on {where}\n\n{scheduler.page(rows)}" for where, rows in ways.items()
     ]
     text = "\n\n".join([f"{answer(sizes)}\n{about}", page(sizes), *pages])
-    return Lengths(
-        sizes, costs, details, measurements(lengths, cost, cfg.batch, gamma, found), text
-    )
+    return costs, details, measurements(lengths, cost, cfg.batch, gamma, found), text
 
 
 def best_length(
@@ -109,9 +91,8 @@ def best_length(
     95 % intervals over them: tokens_per_second of all requests together, speedup over no draft,
     best_speedup of `best`."""
     table = share(cost, requests, gamma)
-    pick = best(chosen_on, table)
+    ((pick, judged),) = tuning.picks(chosen_on, judged_on, table)
     pays = lower(over_plain(pick, table)) > 1
-    judged = next(each for each in judged_on if each.threshold == pick.threshold)
     speed, plain = over_plain(judged, table), 1 / table.autoregressive
     rate = ratio(judged.counts["emitted"], table.price(judged.counts))
     if not pays:
@@ -142,7 +123,7 @@ def measurements(
     and those of the scheduler by what they are judged on."""
     parts = [rows.assign(split=where) for where, rows in scheduled.items()]
     for split, each in fixed.items():
-        rows = candidate_rows(each, split)
+        rows = tuning.candidate_rows(each, split)
         parts += [price(rows, share(cost, size, gamma)).assign(requests=size) for size in sizes]
     return pd.concat(parts, ignore_index=True)
 

@@ -17,29 +17,14 @@ from decoding.models.eagle.draft import FILE
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.rollout_table import RolloutTable
-from evaluation import methods
+from evaluation import methods, table
 from evaluation.overlapped.walk import BranchRecords, Overlapped, settings_of, traces
 from evaluation.page import simulated as simulated_draft
 from evaluation.page import times
-from evaluation.replay.read import (
-    REPLAYED,
-    read_table,
-    refuse_foreign_checkpoint,
-    refuse_other_warps,
-)
+from evaluation.replay import read
+from evaluation.replay.read import REPLAYED
 from evaluation.replay.simulate import WALKS, Replayer
-from evaluation.table import (
-    MODELLED,
-    counted,
-    markdown,
-    over,
-    prompts,
-    ratio,
-    ratio_of,
-    save,
-    timed,
-    with_interval,
-)
+from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, timed
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
@@ -66,7 +51,7 @@ def simulate(cfg: DictConfig) -> None:
         refuse_reading_draft(cfg)
     frames = swept(cfg, simulated, harvest, elsewhere)
     cells = {f"{c:g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
-    save(pd.concat(frames.values(), ignore_index=True), out.with_suffix(".parquet"))
+    table.save(pd.concat(frames.values(), ignore_index=True), out.with_suffix(".parquet"))
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
     facts = {name: settings[name] for name in [*names, "methods"]}
@@ -129,21 +114,21 @@ class Simulated:
         return [None] if self.value is None else list(self.stop.grid(points, self.gamma))
 
     def measured(
-        self, table: RolloutTable, value: float | None, cfg: DictConfig, dataset: str
+        self, rounds: RolloutTable, value: float | None, cfg: DictConfig, dataset: str
     ) -> pd.DataFrame:
-        """Return its rows on every prompt of a table, with this value of its setting, priced at
+        """Return its rows on every recorded prompt, with this value of its setting, priced at
         every speed ratio in draft forwards."""
         kind = "expected" if cfg.warp.temperature else "counted"
         if not self.overlapped:
-            replayed = Replayer(table, self.gamma).replay(self.stop.policy(table), value or 0.0)
-            rows = counted(kind, self.name, replayed, table.prompt_ids, value, dataset)
+            replayed = Replayer(rounds, self.gamma).replay(self.stop.policy(rounds), value or 0.0)
+            rows = counted(kind, self.name, replayed, rounds.prompt_ids, value, dataset)
             forwards, calls = rows["draft_forwards"], rows["rounds"]
             return rows.assign(**{at(c): forwards + c * calls for c in cfg.ratios})
         settings = self.overlapped
         if value is not None:
             settings = replace(settings, threshold=value)
         walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
-        walked = traces(table, settings, range(walks))
+        walked = traces(rounds, settings, range(walks))
         rows = timed({self.name: walked}).assign(kind=kind, dataset=dataset, setting=value)
         devices = {at(c): Devices.of_ratio(c) for c in cfg.ratios}
         priced = {
@@ -155,7 +140,7 @@ class Simulated:
 
 def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
     """Refuse what cannot work, before anything is computed."""
-    refuse_other_warps(cfg, harvest)
+    read.refuse_other_warps(cfg, harvest)
     if (name := harvest.pair.name) != cfg.pair.name:
         raise UserError(
             f"pair: expected {name}, whose harvest {cfg.data} is, got {cfg.pair.name}. Give that"
@@ -163,6 +148,14 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
         )
     for other in elsewhere:
         refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
+    longest = max(gamma_of(cfg, name) for name in cfg.methods)
+    for each in [harvest, *elsewhere]:
+        if longest >= each.gamma:
+            raise UserError(
+                f"gamma: expected less than the {each.gamma} tokens of the harvest's rounds, got"
+                f" {longest}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
+                " gamma=..."
+            )
     folder = Path(cfg.checkpoint)
     for name in cfg.methods:
         if not OmegaConf.select(cfg.method[name], "stop.checkpoint"):
@@ -174,7 +167,7 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
                 f"gammas.{name}: expected {trained}, the tokens that {folder} was trained for, got"
                 f" {gamma}. Give that, or another checkpoint"
             )
-        refuse_foreign_checkpoint(folder, harvest, "checkpoint", gamma)
+        read.refuse_foreign_checkpoint(folder, harvest, "checkpoint", gamma)
 
 
 def refuse_reading_draft(cfg: DictConfig) -> None:
@@ -221,24 +214,16 @@ def swept(
     """Return every method with every value of its setting, as it is set and from its grid, on the
     prompts that values are chosen on and on those they are judged on."""
     asked = [method.stop for method in simulated if isinstance(method.stop, TunableRule)]
-    longest = max(method.gamma for method in simulated)
-    frames = {}
+    frames, pair = {}, Pair.of(cfg.pair)
     for split, harvests in {"choose": [harvest], "judge": elsewhere}.items():
-        tables = []
-        for each in harvests:
-            table = read_table(each, "all", [BranchRecords(), *asked], Pair.of(cfg.pair))
-            if longest >= table.gamma:
-                raise UserError(
-                    f"gamma: expected less than the {table.gamma} tokens of the harvest's rounds,"
-                    f" got {longest}. Lower it, or harvest longer rounds: python"
-                    " scripts/gen_data.py gamma=..."
-                )
-            tables.append(table)
-        for method in simulated if tables else ():
+        recorded = [
+            read.read_table(each, "all", [BranchRecords(), *asked], pair) for each in harvests
+        ]
+        for method in simulated if recorded else ():
             for value in dict.fromkeys([method.value, *method.grid(cfg.points)]):
                 parts = [
-                    method.measured(table, value, cfg, f"{split} {number}").assign(split=split)
-                    for number, table in enumerate(tables)
+                    method.measured(rounds, value, cfg, f"{split} {number}").assign(split=split)
+                    for number, rounds in enumerate(recorded)
                 ]
                 frames[split, method.name, value] = pd.concat(parts, ignore_index=True)
     return frames
@@ -320,10 +305,12 @@ def page(
         ]
         for key in ("speed", "rollback"):
             shown += [row["over"][name][key] for name in cfg.against]
-        lines.append([row["method"], value, *(with_interval(Estimate(*each)) for each in shown)])
-    table = markdown([*head, *(f"RB over {name}'s" for name in cfg.against)], lines)
+        lines.append(
+            [row["method"], value, *(table.with_interval(Estimate(*each)) for each in shown)]
+        )
+    written = table.markdown([*head, *(f"RB over {name}'s" for name in cfg.against)], lines)
     title = f"## c = {c}, gamma {cfg.gamma}, {rows[0]['prompts']} prompts"
-    return "\n".join([title, table, "", METHOD, *unequal_budgets(cfg, float(c), simulated)])
+    return "\n".join([title, written, "", METHOD, *unequal_budgets(cfg, float(c), simulated)])
 
 
 def unequal_budgets(cfg: DictConfig, c: float, simulated: Sequence[Simulated]) -> Iterator[str]:

@@ -66,15 +66,9 @@ def engine(
     return SerialEngine(pair, chain, stop or Never(), verifier, warp, draft_warp, eos_ids)
 
 
-def target(part: type) -> str:
-    """Return a class as a config names it."""
-    return f"{part.__module__}.{part.__qualname__}"
-
-
 REPLAYED = {
-    "engine": target(SerialEngine),
-    "structure": target(Chain),
-    "verifier": target(TokenVerifier),
+    part: f"{kind.__module__}.{kind.__qualname__}"
+    for part, kind in (("engine", SerialEngine), ("structure", Chain), ("verifier", TokenVerifier))
 }
 """What a method is made of, as configs name it, where replay says what it counts."""
 

@@ -24,26 +24,8 @@ from decoding.stopping.base import TunableRule
 from decoding.trace import Trace
 from evaluation.decode import Engine, request_seed
 from evaluation.page import beside, simulated, times
-from evaluation.replay import thresholds
-from evaluation.replay.read import (
-    engine,
-    given_cost,
-    open_harvests,
-    refuse_other_pair,
-    replayer,
-    tunable_rules,
-)
-from evaluation.replay.tuning import (
-    GrowsByWorth,
-    Sample,
-    candidate_rows,
-    candidates_of,
-    frontiers,
-    oracle_totals,
-    result,
-    sample,
-    settled_rates,
-)
+from evaluation.replay import read, thresholds, tuning
+from evaluation.replay.tuning import GrowsByWorth, Sample
 from evaluation.table import BASELINE, markdown, save, with_interval
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file
@@ -65,8 +47,8 @@ def tune(cfg: DictConfig) -> None:
     out = out_file(cfg, f"thresholds-T{cfg.warp.temperature}{suffix}")
     if "_target_" not in cfg.cost:
         refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
-    harvest, elsewhere = open_harvests(cfg)
-    stops = tunable_rules(cfg, harvest)
+    harvest, elsewhere = read.open_harvests(cfg)
+    stops = read.tunable_rules(cfg, harvest)
     facts, measurements = tuned(cfg, harvest, elsewhere, stops)
     thresholds.write(out, facts)
     save(measurements, out.with_suffix(".parquet"))
@@ -100,7 +82,7 @@ def tuned(
     """Return what the file of thresholds holds, and the measurements that it rests on."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
-        name: given_cost(node, harvest, "cost" if node is cfg.cost else f"what_if.{name}")
+        name: read.given_cost(node, harvest, "cost" if node is cfg.cost else f"what_if.{name}")
         for name, node in given.items()
         if "_target_" in node
     }
@@ -109,21 +91,25 @@ def tuned(
 
     def replayed(on: Harvest, split: str) -> Sample:
         asked = [*stops.values(), *structures.values()]
-        prompts = replayer(cfg, gamma_max, on, split, asked)
-        return sample(prompts, candidates_of(cfg, stops, prompts), structures, cfg.points)
+        prompts = read.replayer(cfg, gamma_max, on, split, asked)
+        return tuning.sample(
+            prompts, tuning.candidates_of(cfg, stops, prompts), structures, cfg.points
+        )
 
     splits = {split: replayed(harvest, split) for split in (cfg.choose, cfg.judge)}
     chosen_on, judged_on = splits.values()
     if "chosen" not in tables:
         tables = {"chosen": measured_cost(cfg, harvest, stops), **tables}
     tables = {name: with_questions(cfg, cost) for name, cost in tables.items()}
-    rates = {name: settled_rates(chosen_on, cost) for name, cost in tables.items()}
+    rates = {name: tuning.settled_rates(chosen_on, cost) for name, cost in tables.items()}
 
     def results(on: Sample) -> dict[str, Any]:
-        return {name: result(chosen_on, on, cost, rates[name]) for name, cost in tables.items()}
+        return {
+            name: tuning.result(chosen_on, on, cost, rates[name]) for name, cost in tables.items()
+        }
 
     greedy = harvest.greedy
-    rows = [candidate_rows(each.candidates, split, greedy) for split, each in splits.items()]
+    rows = [tuning.candidate_rows(each.candidates, split, greedy) for split, each in splits.items()]
     rules = {}
     for name, stop in stops.items():
         folder = cfg.rules[name].get("checkpoint")
@@ -146,8 +132,8 @@ def tuned(
         "measured_on": tables["chosen"].measured_on,
         "results": results(judged_on),
         "elsewhere": {str(each.folder): results(replayed(each, "all")) for each in elsewhere},
-        "frontier": frontiers(judged_on.candidates),
-        "oracle_calls": oracle_totals(judged_on.replayer.table) if greedy else None,
+        "frontier": tuning.frontiers(judged_on.candidates),
+        "oracle_calls": tuning.oracle_totals(judged_on.replayer.table) if greedy else None,
     }
     return facts, pd.concat(rows, ignore_index=True)
 
@@ -186,15 +172,18 @@ def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, Tunable
     request by request in turn."""
     pair = load_pair(Pair.of(cfg.pair))
     identity, setup = pair_identity(pair), setup_facts(pair)
-    refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
+    read.refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
     warp, draft_warp, cost = instantiate(cfg.warp), instantiate(cfg.draft_warp), cfg.cost
     longest = max(cfg.gamma_max or harvest.gamma, *cost.gammas)
     asked = {rule: instantiate(cfg.rules[rule]) for rule in same_questions(cfg).values()}
     engines: dict[str, Engine] = {
         BASELINE: AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids)),
-        **{f"fixed {gamma}": engine(pair, None, gamma, warp, draft_warp) for gamma in cost.gammas},
         **{
-            name: engine(pair, stop, longest, warp, draft_warp)
+            f"fixed {gamma}": read.engine(pair, None, gamma, warp, draft_warp)
+            for gamma in cost.gammas
+        },
+        **{
+            name: read.engine(pair, stop, longest, warp, draft_warp)
             for name, stop in {**asked, **stops}.items()
             if stop.calls_cost
         },
@@ -218,7 +207,14 @@ def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, Tunable
         "command": command_line(),
     }
     write_cost(cost.file, facts)
-    print(f"{cost_lines(found)}\n{fit}; saved {cost.file}")
+    rows = zip(found.target.rows, found.target.seconds, strict=True)
+    target = ", ".join(f"{count}: {seconds * 1e3:.1f}" for count, seconds in rows)
+    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in found.calls.items())
+    print(
+        f"ms: draft {found.draft * 1e3:.2f}; target by rows {target}; without a draft"
+        f" {found.autoregressive * 1e3:.1f}; per number a rule computes: {calls}\n{fit}; saved"
+        f" {cost.file}"
+    )
     return found
 
 
@@ -245,18 +241,6 @@ def with_questions(cfg: DictConfig, cost: CostTable) -> CostTable:
     same = same_questions(cfg)
     calls = {name: cost.calls[rule] for name, rule in same.items() if rule in cost.calls}
     return replace(cost, calls={**calls, **cost.calls})
-
-
-def cost_lines(cost: CostTable) -> str:
-    rows = ", ".join(
-        f"{count}: {seconds * 1e3:.1f}"
-        for count, seconds in zip(cost.target.rows, cost.target.seconds, strict=True)
-    )
-    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in cost.calls.items())
-    return (
-        f"ms: draft {cost.draft * 1e3:.2f}; target by rows {rows}; without a draft"
-        f" {cost.autoregressive * 1e3:.1f}; per number a rule computes: {calls}"
-    )
 
 
 # In words -----------------------------------------------------------------------------------------

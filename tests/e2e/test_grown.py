@@ -52,25 +52,19 @@ def test_sampled_drafts_grow(given: list[str]) -> None:
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_refused(given: list[str]) -> None:
-    def said(*values: str) -> str:
-        more = [f"method.grown.structure.{value}" for value in values]
-        return refused(*given, "methods=[grown]", *more)
-
-    message = said("checkpoint=greedy")
-    assert "method.grown.structure.checkpoint: greedy was trained with" in message
-    assert "train.py predictor=value" in said("checkpoint=nowhere")
-    lacking = said("checkpoint=sampled", "cost.file=nowhere.json")
-    assert "method.grown.structure.cost.file: nowhere.json is missing" in lacking
     theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
     Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
-    foreign = said("checkpoint=sampled", "cost.file=theirs.json")
-    assert "method.grown.structure.cost.file: theirs.json was measured with anoth" in foreign
-    own = [one for one in given if ".cost.file=" not in one]
-    falling = (
-        "cost@method.grown.structure.cost=c5",
-        "method.grown.structure.cost.target={3:5,1:4}",
-    )
-    grown = ("methods=[grown]", "method.grown.structure.checkpoint=sampled")
-    message = refused(*own, *grown, *falling)
-    assert "method.grown.structure.cost.target: expected numbers of rows in rising" in message
-    assert "method.grown.structure.siblings: expected" in said("checkpoint=sampled", "siblings=17")
+    key, sampled = "method.grown.structure", "checkpoint=sampled"
+    for values, words in {
+        "checkpoint=greedy": f"{key}.checkpoint: greedy was trained with",
+        "checkpoint=nowhere": "train.py predictor=value",
+        f"{sampled} cost.file=nowhere.json": f"{key}.cost.file: nowhere.json is missing",
+        f"{sampled} cost.file=theirs.json": f"{key}.cost.file: theirs.json was measured with anoth",
+        f"{sampled} siblings=17": f"{key}.siblings: expected",
+    }.items():
+        changes = [f"{key}.{value}" for value in values.split()]
+        assert words in refused(*given, "methods=[grown]", *changes)
+    table = [one for one in given if ".cost.file=" not in one]
+    falling = (f"cost@{key}.cost=c5", f"{key}.cost.target={{3:5,1:4}}", f"{key}.{sampled}")
+    message = refused(*table, "methods=[grown]", *falling)
+    assert f"{key}.cost.target: expected numbers of rows in rising" in message

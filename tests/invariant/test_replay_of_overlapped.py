@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.harvest import Progress, harvest
-from data_gen.requests import Request
-from data_gen.run import finish
-from data_gen.settings import HarvestSettings
-from data_gen.storage.dataset import Harvest
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
@@ -31,10 +26,8 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.overlapped.walk import BranchRecords, Overlapped, traces
-from evaluation.replay.read import read_table
 from evaluation.timeline import Devices, modelled_seconds
-from predictors.features.layers import RecordedLayers
-from tests.helpers.data.datasets import SETTINGS
+from tests.helpers.data.rollout_tables import harvested_table
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint
 
@@ -65,40 +58,24 @@ def classes(before: bool, threshold: float) -> HRADStop:
 
 @cache
 def table(ends: bool, draft_warp: Warp = GREEDY, seed: int = 0) -> RolloutTable:
-    how = HarvestSettings(
-        gamma=GAMMA,
-        seed=seed,
-        max_new_tokens=MAX_NEW,
-        batch_size=64,
-        mixing=0.15,
-        stride=1,
-        warp=GREEDY,
-        draft_warp=draft_warp,
-        layers=RecordedLayers([-1], [-1]),
-    )
-    requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(PROMPTS)]
-    folder = Path(mkdtemp())
-    harvest(models(ends), requests, how, folder, Progress())
-    finish(models(ends), requests, how, folder, *SETTINGS.values())
-    asked = [BranchRecords(), *(classes(*one) for one in CLASSES)]
-    return read_table(Harvest.open(folder), "train", asked)
+    asked = [BranchRecords(), *(classes(*each) for each in CLASSES)]
+    more = {"draft_warp": draft_warp, "seed": seed, "gamma": GAMMA, "max_new_tokens": MAX_NEW}
+    return harvested_table(models(ends), PROMPTS, asked, **more)
 
 
 CLASSES = [(False, 0.35), (False, 0.6), (True, 0.4)]
+BEFORE = {"always": SOME, "keeps_unsure": False}
 STOPS: list[tuple[Any, Overlapped]] = [
     *((Never(), Overlapped(gamma, pre_verify=True, drawn=True)) for gamma in (1, 3, 7)),
     (Never(), Overlapped(4, 3, a_priori=True)),
     *((Confidence(t), Overlapped(g, 1, t, always=SOME)) for g, t in ((4, 0.35), (7, 0.6))),
-    (ConfidenceBefore(0.5), Overlapped(7, 1, 0.5, always=SOME, keeps_unsure=False, drawn=True)),
+    (ConfidenceBefore(0.5), Overlapped(7, 1, 0.5, drawn=True, **BEFORE)),
     *(
         (Confidence(0.5), Overlapped(4, k, 0.5, always=SOME, a_priori=ahead, pre_verify=pre))
         for k, ahead, pre in product((1, 3), (False, True), (False, True))
     ),
     *(
-        (
-            ConfidenceBefore(0.4),
-            Overlapped(5, k, 0.4, always=SOME, keeps_unsure=False, a_priori=ahead),
-        )
+        (ConfidenceBefore(0.4), Overlapped(5, k, 0.4, a_priori=ahead, **BEFORE))
         for k, ahead in product((1, 3), (False, True))
     ),
     *(
@@ -139,32 +116,18 @@ def decode(
     return [engine.decode(prompt, MAX_NEW, Sampler.seeded(seed)) for prompt in PROMPTS]
 
 
-def facts(round_: RoundTrace) -> dict[str, Any]:
+def facts(round_: RoundTrace) -> tuple[Any, ...]:
     stages = round_.overlap
     assert stages is not None
-    return {
-        "tokens": len(round_.tokens),
-        "drafted": len(round_.draft_tokens),
-        "pending": round_.draft_tokens[: stages.pending],
-        "parents": round_.draft_parents,
-        "row": round_.row,
-        "accepted": round_.accepted,
-        "predicted": round_.predicted,
-        "stage": stages.stage,
-        "outcome": stages.outcome,
-        "alone": stages.alone,
-    }
+    drafted = len(round_.draft_tokens), round_.draft_tokens[: stages.pending], round_.draft_parents
+    verdict = len(round_.tokens), round_.row, round_.accepted, round_.predicted
+    return drafted, verdict, stages.stage, stages.outcome, stages.alone
 
 
 def spent(round_: RoundTrace) -> tuple[int, ...]:
     stages = round_.overlap
     assert stages is not None
     return round_.draft_forwards, stages.draft_steps, stages.rollback + stages.waste
-
-
-def depth(round_: RoundTrace) -> int:
-    assert round_.overlap is not None
-    return max(map(len, round_.overlap.branches), default=0)
 
 
 def unrecorded(settings: Overlapped, ends: bool) -> bool:
@@ -189,7 +152,8 @@ def test_replay_is_decode(number: int, ends: bool) -> None:
             len(one.overlap.branches) < 2 or not unrecorded(settings, ends) for _, one in pairs
         ]
         for (ours, real), is_exact in zip(pairs, exact, strict=True):
-            assert max(depth(ours), depth(real)) <= settings.continuation + 1
+            branches = [*ours.overlap.branches, *real.overlap.branches]
+            assert max(map(len, branches), default=0) <= settings.continuation + 1
             assert not is_exact or spent(ours) == spent(real)
             if not settings.a_priori:  # what is not recorded is taken to meet no end token
                 assert all(a >= b for a, b in zip(spent(ours), spent(real), strict=True))

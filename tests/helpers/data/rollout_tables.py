@@ -2,6 +2,9 @@
 cached."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -9,17 +12,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from data_gen.harvest import Progress, harvest
+from data_gen.requests import Request
+from data_gen.run import finish
+from data_gen.storage.dataset import Harvest
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.interfaces import LM, Pair
+from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.stopping.value import ValueStop
+from evaluation.replay.read import Asks, read_table
 from predictors.features.draft_statistics import Q_STATS, path_rows, q_stats
-from predictors.features.layers import side_by_side
+from predictors.features.layers import RecordedLayers, side_by_side
 from predictors.inputs import matrix
 from predictors.outcomes import Chances
+from tests.helpers.data.datasets import RECIPE, SETTINGS
+
+GREEDY = Warp(0.0)
 
 
 def sampled_table(
@@ -35,6 +47,24 @@ def sampled_table(
         *(accept, ones * confidence, 0 * ones, ones * confidence),
         siblings=siblings,
     )
+
+
+def harvested_table(
+    pair: ModelPair,
+    prompts: Sequence[Tensor],
+    asked: Sequence[Asks],
+    draft_warp: Warp = GREEDY,
+    **changes: Any,
+) -> RolloutTable:
+    """A harvest of a greedy target with a round at every position, as replay reads it; the id of a
+    prompt is its number."""
+    whole = {"stride": 1, "seed": 0, "batch_size": 64, "layers": RecordedLayers([-1], [-1])}
+    recipe = replace(RECIPE, warp=GREEDY, draft_warp=draft_warp, **whole | changes)
+    requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(prompts)]
+    folder = Path(mkdtemp())
+    harvest(pair, requests, recipe, folder, Progress())
+    finish(pair, requests, recipe, folder, *SETTINGS.values())
+    return read_table(Harvest.open(folder), "train", asked)
 
 
 def slow_table(

@@ -24,29 +24,10 @@ from decoding.stopping.rollout_table import RolloutTable, build
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.comb import Worth
 from decoding.trace import STAGES, RoundTrace, Trace
+from evaluation.replay import tuning
 from evaluation.replay.simulate import Replayer, counts_of
 from evaluation.replay.tune import report, same_questions, with_questions
-from evaluation.replay.tuning import (
-    FACTORS,
-    Candidate,
-    Grower,
-    best,
-    choose,
-    dominated_share,
-    frontier,
-    hindsight,
-    knowing,
-    oracle_calls,
-    oracle_totals,
-    over_plain,
-    ratio,
-    result,
-    sample,
-    seconds,
-    settled_rates,
-    speedup,
-    sweep,
-)
+from evaluation.replay.tuning import Candidate, Grower, choose, hindsight, seconds, sweep
 from predictors.outcomes import Chances
 from runtime.errors import UserError
 from runtime.intervals import Array
@@ -180,7 +161,7 @@ def test_a_row_may_cost_a_share_of_a_call() -> None:
 def test_oracle_counts_calls_at_the_edges(differs: list[bool], calls: tuple[int, int]) -> None:
     """Decoding with a draft as long as the text shows them: nothing is discarded, the calls add up
     to the tokens."""
-    assert oracle_calls(differs) == calls
+    assert tuning.oracle_calls(differs) == calls
     assert sum(calls) == len(differs)
     least = hindsight(Replayer(table_of([differs], gamma=9), 9), cost_table(1.0, 10.0))
     assert least[0] == calls[0] * 1.0 + calls[1] * 10.0
@@ -189,8 +170,8 @@ def test_oracle_counts_calls_at_the_edges(differs: list[bool], calls: tuple[int,
 def test_hindsight_is_the_oracle_where_drafting_pays() -> None:
     misses = random_misses(0)
     replayer = Replayer(table_of(misses, gamma=40), 40)
-    calls = [oracle_calls(row) for row in misses]
-    assert oracle_totals(replayer.table) == tuple(map(sum, zip(*calls, strict=True)))
+    calls = [tuning.oracle_calls(row) for row in misses]
+    assert tuning.oracle_totals(replayer.table) == tuple(map(sum, zip(*calls, strict=True)))
     for draft, target in ((1.0, 4.0), (0.0234, 0.112)):
         least = hindsight(replayer, cost_table(draft, target))
         assert least == pytest.approx(np.array(calls) @ [draft, target])
@@ -208,11 +189,11 @@ def test_no_policy_beats_hindsight_and_useless_drafts_are_not_drawn() -> None:
 
 def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely() -> None:
     table = table_of([[False, False, True, False, True]], gamma=3)
-    row = counts_of(Replayer(table, 3).replay(knowing(table), 0.5), 0)
+    row = counts_of(Replayer(table, 3).replay(tuning.knowing(table), 0.5), 0)
     assert row["rounds"] == 2 and row["accepted"] == 3, "two tokens, then the one before the end"
     assert row["drafted"] == row["accepted"], "nothing is discarded"
     always = table_of([[True] * 4], gamma=3)
-    first = Replayer(always, 3).replay(knowing(always), 0.5)
+    first = Replayer(always, 3).replay(tuning.knowing(always), 0.5)
     assert first["drafted"].tolist() == [3], "the first token is drawn, whatever it is worth"
 
 
@@ -233,24 +214,28 @@ def counts_with(rounds: Array, drafted: Array) -> dict[str, Array]:
 def test_frontier_keeps_what_nothing_beats() -> None:
     points = [(10, 60), (20, 40), (20, 50), (30, 45), (40, 30), (40, 30)]
     found = [candidate("fixed", level, *rates) for level, rates in enumerate(points)]
-    assert [kept.threshold for kept in frontier(found)] == [0, 1, 4]
+    assert [kept.threshold for kept in tuning.frontier(found)] == [0, 1, 4]
     assert found[0].rates == (0.1, 0.6)
     others = [found[0], found[4]]
     for rates, share in (((9, 60), 0.5), ((10, 60), 0), ((10, 59), 0.5), ((9, 61), 0), ((5, 5), 1)):
-        assert dominated_share([candidate("specdecpp", 0.5, *rates)], others) == share
+        assert tuning.dominated_share([candidate("specdecpp", 0.5, *rates)], others) == share
 
 
 def test_choices_depend_on_costs_and_are_judged_on_other_prompts() -> None:
     (_, first), (replayer, second) = lengths(3), lengths(4)
     slow, fast = cost_table(1.0, 2.0), cost_table(1.0, 100.0)
-    assert best(first, slow).threshold < best(first, fast).threshold
-    assert speedup(best(first, fast), fast) > 1 > speedup(best(first, slow), cost_table(5.0, 1.0))
+    assert tuning.best(first, slow).threshold < tuning.best(first, fast).threshold
+    assert (
+        tuning.speedup(tuning.best(first, fast), fast)
+        > 1
+        > tuning.speedup(tuning.best(first, slow), cost_table(5.0, 1.0))
+    )
     cost = cost_table(1.0, 8.0)
     (choice,) = choose(first, second, cost, hindsight(replayer, cost))
-    assert choice.threshold == best(first, cost).threshold
+    assert choice.threshold == tuning.best(first, cost).threshold
     judged = next(c for c in second if c.threshold == choice.threshold)
-    assert choice.speedup == speedup(judged, cost) and choice.regret > 0
-    assert choice.expected == speedup(best(first, cost), cost)
+    assert choice.speedup == tuning.speedup(judged, cost) and choice.regret > 0
+    assert choice.expected == tuning.speedup(tuning.best(first, cost), cost)
     assert choice.interval[0] <= choice.speedup <= choice.interval[1]
 
 
@@ -285,7 +270,7 @@ def test_a_rule_speculates_where_it_pays_beyond_the_noise() -> None:
         cost = cost_table(float(price), 1.0)
         (choice,) = choose(first, second, cost, np.ones(1))
         picked = next(c for c in first if c.threshold == choice.threshold)
-        assert choice.speculate == (over_plain(picked, cost).low > 1)
+        assert choice.speculate == (tuning.over_plain(picked, cost).low > 1)
         pays.add(choice.speculate)
         noise += choice.expected > 1 and not choice.speculate
     assert pays == {True, False} and noise, "faster, but not beyond the noise"
@@ -295,10 +280,10 @@ def test_an_interval_covers_the_ratio_of_sums() -> None:
     rng, covered = np.random.default_rng(0), 0
     for _ in range(60):
         below = rng.gamma(2.0, 1.0, 80)
-        found = ratio(2 * below + rng.normal(0, 0.5, 80), below)
+        found = tuning.ratio(2 * below + rng.normal(0, 0.5, 80), below)
         covered += found.low <= 2 <= found.high
     assert covered >= 52
-    assert ratio(np.ones(1), np.ones(1)) == (1, None, None), "one prompt has none"
+    assert tuning.ratio(np.ones(1), np.ones(1)) == (1, None, None), "one prompt has none"
 
 
 # Grown drafts -------------------------------------------------------------------------------------
@@ -368,15 +353,15 @@ def results(cost: CostTable) -> dict[str, Any]:
     for seed in (0, 1):
         replayer = Replayer(table(seed), GAMMA)
         rules = sweep(replayer, {"fixed": FIXED}, {"fixed": [1, 2]})
-        samples.append(sample(replayer, rules, {"comb": structure}, points=4))
+        samples.append(tuning.sample(replayer, rules, {"comb": structure}, points=4))
     assert [bound.rule for bound in samples[0].bounds] == ["knows p"] * 5
-    return result(*samples, cost, settled_rates(samples[0], cost))
+    return tuning.result(*samples, cost, tuning.settled_rates(samples[0], cost))
 
 
 def test_what_is_not_tuned_is_compared_with_what_is() -> None:
     found = results(COSTS[1])
     loss = found["untuned"]["comb"]
-    assert loss["rate"] == found["structures"]["comb"]["threshold"] and 1.0 in FACTORS
+    assert loss["rate"] == found["structures"]["comb"]["threshold"] and 1.0 in tuning.FACTORS
     assert 0 <= loss["regret"] < 0.02 and 0 <= loss["chain_regret"] < 0.02
     assert found["structures"]["comb"]["other"] == "fixed" and list(found["bounds"]) == ["knows p"]
 
