@@ -29,9 +29,7 @@ from predictors.features.draft_statistics import Q_STATS, path_rows, q_stats
 from predictors.features.layers import RecordedLayers, side_by_side
 from predictors.inputs import matrix
 from predictors.outcomes import Chances
-from tests.helpers.data.datasets import RECIPE, SETTINGS
-
-GREEDY = Warp(0.0)
+from tests.helpers.data.datasets import GREEDY, SETTINGS
 
 
 def sampled_table(
@@ -53,13 +51,14 @@ def harvested_table(
     pair: ModelPair,
     prompts: Sequence[Tensor],
     asked: Sequence[Asks],
-    draft_warp: Warp = GREEDY,
+    draft_warp: Warp = GREEDY.draft_warp,
     **changes: Any,
 ) -> RolloutTable:
     """A harvest of a greedy target with a round at every position, as replay reads it; the id of a
     prompt is its number."""
-    whole = {"stride": 1, "seed": 0, "batch_size": 64, "layers": RecordedLayers([-1], [-1])}
-    recipe = replace(RECIPE, warp=GREEDY, draft_warp=draft_warp, **whole | changes)
+    layers = RecordedLayers([-1], [-1])
+    given = {"draft_warp": draft_warp, "seed": 0, "batch_size": 64, "layers": layers} | changes
+    recipe = replace(GREEDY, **given)
     requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(prompts)]
     folder = Path(mkdtemp())
     harvest(pair, requests, recipe, folder, Progress())
