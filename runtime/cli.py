@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -30,7 +30,7 @@ from runtime.files import ROOT, remedy
 from runtime.job import called
 from runtime.processes import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs, table
-from runtime.settings.kinds import Group
+from runtime.settings.kinds import Group, alternatives
 from runtime.text import printable
 
 BAD_INPUT = 2
@@ -118,7 +118,26 @@ class Program:
         """Run with the arguments of the command line."""
         asked = self.asked()
         asked.called = self.called
-        run_reporting_errors(asked.run)
+
+        def run() -> None:
+            self.refuse_settings_of_another_mode(asked)
+            asked.run()
+
+        run_reporting_errors(run)
+
+    def refuse_settings_of_another_mode(self, asked: "Program") -> None:
+        """Raise UserError for a setting on the command line that only other modes than the one
+        that is asked for have."""
+        keys = [word.partition("=")[0].lstrip("+~").split(".")[0] for word in sys.argv[1:]]
+        for key in keys:
+            having = [mode for mode in self.programs if key in mode.settings.described()]
+            if having and asked not in having:
+                kinds = [mode.settings.described()["what"].annotation for mode in having]
+                modes = [get_args(alternatives(kind)[0])[0] for kind in kinds]
+                raise UserError(
+                    f"{key}: expected a setting of this mode, got one of what={' or '.join(modes)}."
+                    f" Leave {key}=... away, or say what={modes[0]}"
+                )
 
     def run(self) -> None:
         share_the_terminal(self.several)

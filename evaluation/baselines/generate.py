@@ -158,9 +158,6 @@ def warp_settings(warp: Warp) -> dict[str, Any]:
 
 # What configs name --------------------------------------------------------------------------------
 
-Models = Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"]
-OfTarget = Annotated[Warp, "of the target"]
-
 
 class Generation(Group):
     """Fields of a GenerationConfig that leave the distribution as it is."""
@@ -178,30 +175,34 @@ class Generation(Group):
     cache_implementation: Annotated[Text | None, "such as static"]
 
 
-Further = Annotated[Generation, "further fields of its GenerationConfig"]
-
-
 def plain(
-    models: Models, warp: OfTarget, settings: Further, pair: ModelPair, eos_ids: frozenset[int]
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    warp: Annotated[Warp, "of the target"],
+    settings: Annotated[Generation, "further fields of its GenerationConfig"],
+    pair: ModelPair,
+    eos_ids: frozenset[int],
 ) -> GenerateEngine:
     """The target alone, with prompt lookup where `settings` ask for it."""
     return GenerateEngine(_loaded("target", models), None, warp, eos_ids, settings)
 
 
 def compiled(
-    models: Models, warp: OfTarget, pair: ModelPair, eos_ids: frozenset[int]
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    warp: Annotated[Warp, "of the target"],
+    pair: ModelPair,
+    eos_ids: frozenset[int],
 ) -> CompiledGenerateEngine:
     """The target alone, its forward compiled before anything is timed."""
     return CompiledGenerateEngine(_loaded("target", models), None, warp, eos_ids, {})
 
 
 def assisted(
-    models: Models,
+    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
     assistant: Annotated[
         Path | None, "folder or hub id of an ordinary draft; null: that of the pair"
     ],
-    warp: OfTarget,
-    settings: Further,
+    warp: Annotated[Warp, "of the target"],
+    settings: Annotated[Generation, "further fields of its GenerationConfig"],
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:

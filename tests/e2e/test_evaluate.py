@@ -27,6 +27,14 @@ from tests.helpers.evaluation.evaluating import (
 from tests.helpers.programs.processes import end, forked, wait_for
 
 
+def results() -> Any:
+    return json.loads(Path("runs/x/results.json").read_text())
+
+
+def custom_traces() -> list[Trace]:
+    return read_traces(Path("runs/x/traces-custom.jsonl"))
+
+
 def test_two_runs_do_not_write_one_folder(
     evaluating: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,8 +64,8 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
 
-    results = json.loads((out / "results.json").read_text())
-    summary = results["summary"]
+    found = results()
+    summary = found["summary"]
     assert list(summary["all"]) == METHODS and list(summary) == ["all", "even", "odd"]
     rows = pd.read_parquet(out / "measurements.parquet")
     assert len(rows) == 8 * len(METHODS) and set(rows["kind"]) == {"timed"}
@@ -65,7 +73,7 @@ def test_greedy_equals_autoregressive_for_every_method(
     assert list(speed) == summary["all"]["confidence"]["speed-up"], "one definition"
     assert f"{speed.value:.2f}x ({speed.low:.2f} to {speed.high:.2f})" in printed
     assert "\nUse " in printed and "\nMeasured on 4 prompts" in printed
-    assert set(results["tried"]["fixed"]) == {"stop.gamma=1", "stop.gamma=3"}
+    assert set(found["tried"]["fixed"]) == {"stop.gamma=1", "stop.gamma=3"}
     assert 0 < summary["all"]["confidence"]["acceptance"][0] < 1
     traces = {name: read_traces(out / f"traces-{name}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
@@ -74,12 +82,8 @@ def test_greedy_equals_autoregressive_for_every_method(
         texts.prompt(traces["hrad"][0]).startswith("w")
         and sum(map(len, texts.prompts.values())) == 4
     )
-    assert all(
-        token in texts.tokens
-        for found in traces.values()
-        for trace in found
-        for token in trace.tokens
-    )
+    used = {token for each in traces.values() for trace in each for token in trace.tokens}
+    assert used <= texts.tokens.keys()
     plain = [trace.tokens for trace in traces["autoregressive"]]
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
 
@@ -90,15 +94,11 @@ def test_a_dataset_may_be_called_all(evaluating: list[str], tmp_path: Path) -> N
     prompts = [{"prompt": f"w{n} w2", "dataset": name} for n, name in enumerate(names, 1)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     run(*evaluating, "methods=[custom]", "repeats=1")
-    results = json.loads(Path("runs/x/results.json").read_text())
-    assert results["prompts"] == {"all": 3, '"all"': 1, "odd": 2}
-    assert set(results["summary"]) == set(results["prompts"])
-    headings = [
-        line
-        for line in Path("runs/x/table.md").read_text().splitlines()
-        if line.endswith("1 repeats")
-    ]
-    assert headings == [
+    found = results()
+    assert found["prompts"] == {"all": 3, '"all"': 1, "odd": 2}
+    assert set(found["summary"]) == set(found["prompts"])
+    lines = Path("runs/x/table.md").read_text().splitlines()
+    assert [line for line in lines if line.endswith("1 repeats")] == [
         "## all: 3 prompts, 1 repeats",
         '## "all": 1 prompts, 1 repeats',
         "## odd: 2 prompts, 1 repeats",
@@ -106,18 +106,13 @@ def test_a_dataset_may_be_called_all(evaluating: list[str], tmp_path: Path) -> N
 
 
 def test_sampling_is_reproducible_and_checks_invariants(evaluating: list[str]) -> None:
-    small = (
-        *evaluating,
-        "methods=[custom]",
-        "stop=confidence_before",
-        "verifier=block",
-        "repeats=1",
-    )
-    run(*small)
-    first = [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))]
-    run(*small)
-    assert [trace.tokens for trace in read_traces(Path("runs/x/traces-custom.jsonl"))] == first
-    lines = json.loads(Path("runs/x/results.json").read_text())["lossless"]
+    rules = ("methods=[custom]", "stop=confidence_before", "verifier=block", "repeats=1")
+    tokens = []
+    for _ in range(2):
+        run(*evaluating, *rules)
+        tokens.append([trace.tokens for trace in custom_traces()])
+    assert tokens[0] == tokens[1]
+    lines = results()["lossless"]
     assert "hold" in lines[0] and "lossless by its verifiers" in lines[1]
 
 
@@ -140,14 +135,14 @@ def test_an_interrupted_run_is_taken_up_by_the_same_command(
         run(*small)
     assert len(list(Path("runs").glob(".x-*.resume"))) == 1 and not Path("runs/x").exists()
     run(*small, "pair.draft_dtype=float32", "out=runs/x")
-    assert not json.loads(Path("runs/x/results.json").read_text())["resumed"]
+    assert not results()["resumed"]
     assert calls == 4 + 5, "a warm-up and four requests"
     run(*small)
     assert calls == 9 + 1 + 2, "the warm-up and the two requests that were missing"
     assert not list(Path("runs").glob(".*"))
-    assert json.loads(Path("runs/x/results.json").read_text())["resumed"] == 2
+    assert results()["resumed"] == 2
     assert "more than one sitting" in Path("runs/x/table.md").read_text()
-    assert len(read_traces(Path("runs/x/traces-custom.jsonl"))) == 4
+    assert len(custom_traces()) == 4
 
 
 def test_settings_are_tried_on_prompts_that_are_not_judged(
@@ -169,24 +164,24 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     run(*small, *splits)
     assert {name[:11] for name in decoded["tried"]} == {"calibration"}
     assert {name[:4] for name in decoded["judged"]} == {"test"}
-    results = json.loads(Path("runs/x/results.json").read_text())
-    method = results["methods"]["fixed"]
+    found = results()
+    method = found["methods"]["fixed"]
     assert "the fastest of 2 on" in method["note"] and "of the calibration split" in method["note"]
-    speeds = results["tried"]["fixed"]
+    speeds = found["tried"]["fixed"]
     assert f"stop.gamma={method['settings']['stop']['gamma']}" == max(
         speeds, key=lambda k: speeds[k]
     )
-    assert results["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
+    assert found["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
     assert f"fixed: {method['note']}." in Path("runs/x/table.md").read_text()
     decoded.clear()
     run(*small, *splits, "method.fixed.stop.gamma=2")
-    results = json.loads(Path("runs/x/results.json").read_text())
-    assert list(decoded) == ["judged"] and results["tried"] == {}
+    found = results()
+    assert list(decoded) == ["judged"] and found["tried"] == {}
     decoded.clear()
     run(*(word for word in small if word != "split=test"), *splits, "split=all")
     tried, judged = ({name[-2:] for name in decoded[stage]} for stage in ("tried", "judged"))
     assert tried and judged and not tried & judged, "of the whole set the others"
-    assert results["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
+    assert found["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
 
 
 def test_lookahead_needs_an_engine_and_nothing_else(
@@ -195,21 +190,15 @@ def test_lookahead_needs_an_engine_and_nothing_else(
     small = (*evaluating, "methods=[custom]", "engine=lookahead", "engine.window=3", "repeats=1")
     run(*small, *GREEDY)
     assert "custom: 4 of 4 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
-    traces = read_traces(Path("runs/x/traces-custom.jsonl"))
+    traces = custom_traces()
     assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
     run(*small, "modelled=[measured,5]")
     assert "lossless by its verifiers" in capsys.readouterr().out
-    rows = json.loads(Path("runs/x/results.json").read_text())["summary"]["all"]
+    rows = results()["summary"]["all"]
     assert rows["autoregressive"]["speed-up, measured"][0] == 1
     assert rows["custom"]["speed-up, c=5"][0] > 1
-    rounds = [
-        round_
-        for trace in read_traces(Path("runs/x/traces-custom.jsonl"))
-        for round_ in trace.rounds
-    ]
-    assert max(round_.extra_rows for round_ in rounds) == 3 * 4 - 1, (
-        "a full window, without the last committed token"
-    )
+    rows = [round_.extra_rows for trace in custom_traces() for round_ in trace.rounds]
+    assert max(rows) == 3 * 4 - 1, "a full window, without the last committed token"
     run(*small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
     assert "lossless by its verifiers" in capsys.readouterr().out
 
@@ -255,9 +244,101 @@ def test_draft_and_target_side_by_side(
     printed = capsys.readouterr().out
     assert "custom: 8 of 8 outputs equal autoregressive decoding (equal)" in printed
     assert "Draft and target side by side" in printed
-    found = json.loads(Path("runs/x/results.json").read_text())["summary"]["all"]["custom"]
+    found = results()["summary"]["all"]["custom"]
     assert 0 <= found["waste"][0] <= 1
     assert (found["draft stages"][0] > 0) == (engine == "overlapped")
     with pytest.raises(SystemExit):
         run(*evaluating, *chosen[:2], "stop=never")
     assert "structure, engine: Chain" in capsys.readouterr().err
+
+
+# What is refused, in one line each ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_missing_and_foreign_checkpoints(evaluating: list[str]) -> None:
+    message = refused(*evaluating, "methods=[hrad]")
+    assert "method.hrad.stop.checkpoint: no checkpoint" in message
+    assert "python train.py predictor=" in message
+    warp = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    write_checkpoints(evaluating, warp)
+    message = refused(*evaluating, *GREEDY, "methods=[specdecpp]")
+    assert "method.specdecpp.stop.checkpoint" in message and "warp.temperature" in message
+    message = refused(*evaluating, "methods=[hrad]", "structure.gamma_max=2")
+    assert "method.hrad.stop.checkpoint" in message and "structure.gamma_max is 2" in message
+    other = {"target": "another", "draft": "one", "tokenizer": "x"}
+    write_checkpoints(evaluating, warp, pair=other)
+    assert "pair.draft" in refused(*evaluating, "methods=[hrad]")
+    rule = "stop.rule._target_=decoding.stopping.specdecpp.SpecDecPPStop"
+    held = ["methods=[custom]", "stop=stop_loss", "stop.cost=none.json", rule]
+    held += ["+stop.rule.checkpoint=checkpoints/specdecpp", "+stop.rule.bounds=[1,4]"]
+    message = refused(*evaluating, *held, "+stop.rule.order=paper")
+    assert "method.custom" not in message and "stop.rule.checkpoint" in message
+
+
+def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
+    evaluating: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["max_new_tokens=4", "limit=1", "split=all"]
+    given = ["methods=[custom]", "stop=stop_loss", "stop.cost=cost.json", *small]
+
+    def measured(pair: dict[str, str] | None, on: dict[str, Any] | None) -> None:
+        facts = {"seconds": {"draft": 1.0, "target": 1.0}, "pair": pair, "measured_on": on}
+        Path("cost.json").write_text(json.dumps(facts))
+
+    theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
+    measured(theirs, None)
+    assert (
+        "stop.cost: cost.json was measured with another target and draft and eos_ids and tokenizer."
+        " Measure"
+    ) in refused(*evaluating, *given)
+    measured(None, {"threads": 64})
+    assert "stop.cost: cost.json does not say with which hardware" in refused(*evaluating, *given)
+    sides = {"target": "abacus", "draft": "abacus"}
+    measured(None, {"hardware": sides, "dtypes": {"target": "bead"}, "threads": 64})
+    run(*evaluating, *given)
+    warning = "warning: cost.json was measured on another machine: hardware abacus, here"
+    assert warning in capsys.readouterr().out
+
+
+MODELLED = "modelled: expected a list of measured, pipeline and speed ratios above 0, "
+TRIED = "tried.fixed.stop.gamma"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("methods=[fastest]", "methods: expected names among autoregressive, fixed, "),
+        ("methods=fixed", "methods: expected a list of different names, such as [a,b], got"),
+        (f"{TRIED}=[0,2]", f"{TRIED}: expected a list, each a whole number from 1 to 1000, got [0"),
+        (f"{TRIED}=4", f"{TRIED}: expected a list of values, such as "),
+        (f"{TRIED}=[2,21]", "at most structure.gamma_max=20, got 21"),
+        (f"{TRIED}=[]", f"{TRIED}: expected a list of values, such as "),
+        ("+tried.fixed.stop.gama=[2]", "gama: expected a list, each gamma, perhaps, got [2]"),
+        ("+tried.fastest.stop.gamma=[2]", "expected a method that the command line does not make"),
+        ("tried.fixed=4", "tried.fixed: expected settings of the method, such as "),
+        ("methods=[hrad] method.hrad.stop._target_=os.system", ""),
+        ("methods=[hrad] method.hrad.stop._target_=no_library.Rule", "expected a stop"),
+        ("against.fixed=fixed", "against.fixed: expected a list of one or more different names, "),
+        ("+against.other=[fastest]", "against.other: expected names among autoregressive, "),
+        ("out=prompts.jsonl/x", "out: prompts.jsonl/x cannot be made"),
+        ("max_new_tokens=2000", "pair.max_length"),
+        ("method.fixed.stop.gama=3", "gama"),
+        (
+            "methods=[custom] method.custom.stop={_target_:decoding.stopping.never.Never}",
+            "method.custom.stop: the custom method takes the top-level stop",
+        ),
+        ("engine=lookahead stop=adaedl methods=[custom]", "stop, engine: LookaheadEngine takes no"),
+        ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: Lookahead"),
+        ("modelled=[fast]", MODELLED),
+        ("modelled=[-1]", MODELLED),
+        ("modelled=5", MODELLED),
+        ("positions=8", "positions: expected a setting of this mode, got one of what=expected."),
+        ("what=expected repeats=2", "repeats: expected a setting of this mode, got one of what="),
+        ("+method.mine.engine=5", "method.mine.engine: expected a choice of the group engine"),
+        ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got something else"),
+    ],
+)
+@pytest.mark.few(6)
+def test_bad_settings_end_with_one_line(argument: str, words: str, evaluating: list[str]) -> None:
+    assert words in refused(*evaluating, "methods=[fixed]", *argument.split())

@@ -10,6 +10,7 @@ from transformers.generation import utils
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.sampling import Sampler, Warp
+from decoding.trace import Trace
 from evaluation.baselines import generate
 from evaluation.baselines.generate import (
     GenerateEngine,
@@ -21,6 +22,7 @@ from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
+NONE: dict[str, Any] = {}
 TWO = {
     "num_assistant_tokens": 2,
     "num_assistant_tokens_schedule": "constant",
@@ -36,7 +38,7 @@ METHODS: list[tuple[bool, dict[str, Any]]] = [
 
 
 def engine(
-    warp: Warp, assistant: bool, settings: dict[str, Any], eos: frozenset[int]
+    warp: Warp, assistant: bool = False, settings: Any = NONE, eos: frozenset[int] = frozenset()
 ) -> GenerateEngine:
     target, draft = tiny_models()
     for model in (target, draft):  # what a model folder may say must not count
@@ -46,22 +48,21 @@ def engine(
     return GenerateEngine(target.eval(), draft.eval() if assistant else None, warp, eos, settings)
 
 
+def decoded(used: Any, prompt: torch.Tensor = PROMPT, count: int = 20, seed: int = 1) -> Trace:
+    return used.decode(prompt, count, Sampler.seeded(seed))
+
+
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
 def test_greedy_output_is_that_of_our_plain_decoding(
     assistant: bool, settings: dict[str, Any]
 ) -> None:
-    ours = AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()).decode(
-        PROMPT, 20, Sampler.seeded(0)
-    )
-    found = engine(Warp(0.0), assistant, settings, frozenset()).decode(
-        PROMPT, 20, Sampler.seeded(0)
-    )
+    ours = decoded(AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()))
+    found = decoded(engine(Warp(0.0), assistant, settings))
     assert found.tokens == ours.tokens and found.prompt_tokens == 5 and found.seconds > 0
     assert [token for round_ in found.rounds for token in round_.tokens] == found.tokens
     most = max(round_.accepted for round_ in found.rounds)
     assert most == 0 if not settings else 0 < most <= 3
-    stop = frozenset([found.tokens[4]])
-    ended = engine(Warp(0.0), assistant, settings, stop).decode(PROMPT, 20, Sampler.seeded(0))
+    ended = decoded(engine(Warp(0.0), assistant, settings, frozenset([found.tokens[4]])))
     assert ended.tokens == found.tokens[: found.tokens.index(found.tokens[4]) + 1]
 
 
@@ -72,11 +73,11 @@ def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
 ) -> None:
     """So accepted tokens per round are those per verified draft: where there are drafts, the first
     forward has one."""
-    used, rows = engine(warp, assistant, settings, frozenset()), list[int]()
+    used, rows = engine(warp, assistant, settings), list[int]()
     used.target.register_forward_hook(
         lambda _, args, given, out: rows.append(given["input_ids"].shape[1]), with_kwargs=True
     )
-    rounds = used.decode(PROMPT, 20, Sampler.seeded(1)).rounds
+    rounds = decoded(used).rounds
     drafted = [rows[0] - len(PROMPT), *(count - 1 for count in rows[1:])]
     assert len(rows) == len(rounds) and (drafted[0] > 0 if settings else not any(drafted))
     assert all(round_.accepted <= count for round_, count in zip(rounds, drafted, strict=True))
@@ -104,7 +105,7 @@ def test_the_distribution_is_the_target_after_our_warp(
         monkeypatch.setattr(utils, "_speculative_sampling", verified)
     else:
         monkeypatch.setattr(torch, "multinomial", drawn)
-    found = engine(warp, assistant, settings, frozenset()).decode(PROMPT, 20, Sampler.seeded(1))
+    found = decoded(engine(warp, assistant, settings))
     pair, place = tiny_pair(), 0
     for distribution, round_ in zip(seen, found.rounds, strict=False):
         kept = len(round_.tokens)
@@ -116,11 +117,6 @@ def test_the_distribution_is_the_target_after_our_warp(
     assert place > 15
 
 
-def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked."""
-    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
-
-
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
 @pytest.mark.slow
 def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
@@ -128,51 +124,39 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
 ) -> None:
     """Prompts and responses of several lengths share the cache's length, so nothing is compiled
     after the first."""
-    without_code(monkeypatch)
-    plain = engine(warp, False, {}, frozenset())
-    compiled = engine(warp, False, compiled_settings(30), frozenset())
+    # torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked
+    monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
+    plain, compiled = engine(warp), engine(warp, settings=compiled_settings(30))
     assert not_compiled(compiled, PROMPT) is None
     for prompt, count in ((PROMPT, 20), (PROMPT.repeat(2), 20), (PROMPT[:2], 3)):
         with torch.compiler.set_stance("fail_on_recompile"):
-            found = compiled.decode(prompt, count, Sampler.seeded(1))
-        assert (
-            found.tokens == plain.decode(prompt, count, Sampler.seeded(1)).tokens
-            and len(found.tokens) == count
-        )
+            found = decoded(compiled, prompt, count)
+        assert found.tokens == decoded(plain, prompt, count).tokens and len(found.tokens) == count
 
 
 @pytest.mark.slow
-def test_code_is_compiled() -> None:
-    assert (
-        not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT) is None
-    )
+def test_code_is_compiled_or_a_line_says_why_not() -> None:
+    def why(settings: Any) -> str | None:
+        return not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
 
-
-@pytest.mark.slow
-def test_what_does_not_compile_says_so_in_a_line() -> None:
+    assert why(compiled_settings(20)) is None
     torch.compiler.reset()
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
-        why = not_compiled(engine(Warp(0.0), False, compiled_settings(20), frozenset()), PROMPT)
-    assert why is not None and "C++ compiler" in why and "\n" not in why
-    why = not_compiled(
-        engine(Warp(0.0), False, {}, frozenset()), PROMPT
-    )  # transformers goes on without a word
-    assert why is not None and "transformers" in why
+        line = why(compiled_settings(20))
+    assert line is not None and "C++ compiler" in line and "\n" not in line
+    line = why({})  # transformers goes on without a word
+    assert line is not None and "transformers" in line
 
 
 def test_a_seed_is_a_response() -> None:
-    used = engine(Warp(1.0), True, TWO, frozenset())
-    again = [used.decode(PROMPT, 12, Sampler.seeded(seed)).tokens for seed in (1, 1, 2)]
+    used = engine(Warp(1.0), True, TWO)
+    again = [decoded(used, count=12, seed=seed).tokens for seed in (1, 1, 2)]
     assert again[0] == again[1] != again[2]
 
 
 def test_no_filter_is_no_filter() -> None:
-    assert warp_settings(Warp(1.0)) == {
-        "do_sample": True,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-    }
+    sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    assert warp_settings(Warp(1.0)) == sampled
     assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
     with pytest.raises(UserError, match="engine.settings: .*cache_implementation"):
-        engine(Warp(1.0), False, {"cache_implementation": "none"}, frozenset())
+        engine(Warp(1.0), settings={"cache_implementation": "none"})

@@ -51,29 +51,23 @@ def test_without_texts_a_token_is_its_id(tmp_path: Path) -> None:
     assert of_traces(tiny_tokenizer(), [], {}) == Vocabulary()
 
 
-def test_a_prompt_of_another_dataset_is_not_mistaken_for_it() -> None:
-    assert Vocabulary(prompts={("b", "1"): "text"}).prompt(replace(trace(), dataset="a")) == ""
-
-
-def test_a_slash_in_a_name_does_not_make_one_prompt_of_two(tmp_path: Path) -> None:
+def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path: Path) -> None:
     """Dataset "x" with id "a/b", and dataset "x/a" with id "b"."""
-    one, other = (
-        replace(trace(), dataset="x", prompt_id="a/b"),
-        replace(trace(), dataset="x/a", prompt_id="b"),
-    )
+    one = replace(trace(), dataset="x", prompt_id="a/b")
+    other = replace(trace(), dataset="x/a", prompt_id="b")
     prompts = {("x", "a/b"): [3], ("x/a", "b"): [5]}
     write(tmp_path, of_traces(tiny_tokenizer(), [one, other], prompts))
     found = read(tmp_path)
-    assert (found.prompt(one), found.prompt(other)) == ("w3", "w5")
+    assert (found.prompt(one), found.prompt(other), found.prompt(trace())) == ("w3", "w5", "")
 
 
-def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
+@pytest.mark.parametrize(
+    "content",
+    ['{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}', '{"tokens": {"x": 1}, "prompts": {}}'],
+)
+def test_a_file_that_is_damaged_or_of_an_earlier_version_is_named(
+    content: str, tmp_path: Path
+) -> None:
+    (tmp_path / FILE).write_text(content)
     with pytest.raises(UserError, match="vocabulary.json is damaged or of an earlier version"):
-        read(tmp_path)
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"tokens": {"x": 1}, "prompts": {}}')
-    with pytest.raises(UserError, match="vocabulary.json is damaged"):
         read(tmp_path)
