@@ -334,7 +334,6 @@ TRIED = "tried.fixed.stop.gamma"
         ("modelled=[-1]", MODELLED),
         ("modelled=5", MODELLED),
         ("positions=8", "positions: expected a setting of this mode, got one of what=expected."),
-        ("what=expected repeats=2", "repeats: expected a setting of this mode, got one of what="),
         ("+method.mine.engine=5", "method.mine.engine: expected a choice of the group engine"),
         ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got something else"),
     ],
