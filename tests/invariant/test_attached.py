@@ -15,11 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward, fits
 from decoding.models.draft_vocabulary import keep_rows
-from decoding.models.eagle.published import PublishedDraft
-from decoding.models.packing import PackedLinear, pack_linears
+from decoding.models.packing import pack_linears
 from runtime.errors import UserError
+from tests.helpers.models.cached import SMALL, build, close, random_tokens
 from tests.helpers.models.eagles import FLAVOURS, published_pair
-from tests.invariant.test_cached_lm import SMALL, build, random_tokens
 
 TEXT = random_tokens(12, 0)
 
@@ -87,30 +86,8 @@ def patched(path: str) -> Callable[[Any], None]:
     return attach
 
 
-def bias_of_keys(model: Any) -> None:
-    torch.manual_seed(5)
-    for layer in model.model.layers:
-        layer.self_attn.k_proj.bias = nn.Parameter(torch.randn(16))
-
-
-def other_class(model: Any) -> None:
-    model.model.layers[1].mlp.up_proj.__class__ = Gated
-
-
-def other_activation(model: Any) -> None:
-    model.model.layers[0].mlp.act_fn = nn.GELU()
-
-
-def other_scaling(model: Any) -> None:
-    model.model.layers[0].self_attn.scaling = 1.0
-
-
-def parametrized(model: Any) -> None:
-    parametrize.register_parametrization(model.model.layers[0].self_attn.q_proj, "weight", Halved())
-
-
-def fewer_layers(model: Any) -> None:
-    model.config.num_hidden_layers = 2
+def assigned(path: str, name: str, make: Callable[[], Any]) -> Callable[[Any], None]:
+    return lambda model: setattr(model.get_submodule(path), name, make())
 
 
 def other_weights(model: Any) -> None:
@@ -143,17 +120,24 @@ ATTACHED: dict[str, Callable[[Any], None]] = {
     "hook before a projection": hook("model.layers.1.mlp.down_proj", before=True),
     "patched projection": patched("model.layers.0.self_attn.v_proj"),
     "patched norm": patched("model.norm"),
-    "bias of keys alone": bias_of_keys,
-    "size of the rotations": lambda m: setattr(m.model.rotary_emb, "attention_scaling", 1.4),
-    "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
-    "class of a layer": other_class,
-    "class of an activation": other_activation,
-    "parametrization": parametrized,
+    "bias of keys alone": assigned(
+        "model.layers.0.self_attn.k_proj", "bias", lambda: nn.Parameter(torch.arange(16) / 8)
+    ),
+    "size of the rotations": assigned("model.rotary_emb", "attention_scaling", lambda: 1.4),
+    "longest embedding": assigned("model.embed_tokens", "max_norm", lambda: 1.0),
+    "class of a layer": assigned("model.layers.1.mlp.up_proj", "__class__", lambda: Gated),
+    "class of an activation": assigned("model.layers.0.mlp", "act_fn", nn.GELU),
+    "parametrization": lambda m: parametrize.register_parametrization(
+        m.model.layers[0].self_attn.q_proj, "weight", Halved()
+    ),
     "other weights": other_weights,
     "a few other weights": few_other_weights,
     "new parameters": new_parameters,
 }
-AT_FIRST = {"scaling of attention": other_scaling, "fewer layers": fewer_layers}
+AT_FIRST: dict[str, Callable[[Any], None]] = {
+    "scaling of attention": assigned("model.layers.0.self_attn", "scaling", lambda: 1.0),
+    "fewer layers": lambda m: setattr(m.config, "num_hidden_layers", 2),
+}
 
 
 def expected(attach: Callable[[Any], None], kind: str = "llama") -> Tensor:
@@ -173,10 +157,6 @@ def logits_of(lm: CachedLM) -> Tensor:
     return torch.cat([lm.forward(part).logits for part in TEXT.split([7, 1, 4])])
 
 
-def close(found: Tensor, right: Tensor) -> None:
-    torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", ATTACHED | AT_FIRST)
 def test_attached_before(name: str) -> None:
     attach = (ATTACHED | AT_FIRST)[name]
@@ -184,15 +164,6 @@ def test_attached_before(name: str) -> None:
     attach(model)
     pack_linears(model)
     close(logits_of(CachedLM(model)), expected(attach))
-
-
-def test_packed_layers_can_be_compiled() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    x = torch.arange(12.0).view(3, 4)
-    right = model(x)
-    pack_linears(model)
-    with torch.no_grad():
-        close(torch.compile(model, backend="eager", dynamic=True)(x), right)
 
 
 def test_other_weights_of_packed_layers_that_stay_where_they_are() -> None:
@@ -258,26 +229,14 @@ def test_a_patched_class(monkeypatch: pytest.MonkeyPatch) -> None:
     close(logits_of(lm), build("llama").eval()(TEXT[None]).logits[0].detach())
 
 
-def test_hooks_of_transformers_that_only_look_change_nothing() -> None:
-    model = build("llama").eval()
-    model(TEXT[None], output_hidden_states=True)  # leaves hooks behind
-    assert fits(model)
-
-
-def test_subclasses_are_left_to_transformers() -> None:
+def test_subclasses_are_left_to_transformers_and_hooks_that_only_look_change_nothing() -> None:
     class Mine(LlamaForCausalLM):
         pass
 
     assert not fits(Mine(LlamaConfig(**SMALL)))
-
-
-def test_layers_with_hooks_are_not_packed() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[0].register_forward_hook(lambda _, __, out: out * 2)
-    right = model(torch.ones(3, 4))
-    pack_linears(model)
-    assert type(model[0]) is nn.Linear and isinstance(model[1], PackedLinear)
-    torch.testing.assert_close(model(torch.ones(3, 4)), right)
+    model = build("llama").eval()
+    model(TEXT[None], output_hidden_states=True)  # leaves hooks of transformers behind
+    assert fits(model)
 
 
 @pytest.mark.parametrize("attach", [hook("lm_head"), patched("lm_head")])
@@ -288,29 +247,27 @@ def test_part_of_an_output_layer_with_more_to_it_is_refused(attach: Callable[[An
         keep_rows(model, torch.tensor([1, 2, 3]))
 
 
-@pytest.mark.parametrize("attach", [hook("layers.0.mlp"), patched("layers.0.mlp"), None])
-def test_what_a_published_draft_would_leave_out_is_refused(attach: Any) -> None:
-    pair = published_pair(FLAVOURS["plain"])
-    assert isinstance(pair.draft, PublishedDraft)
-    model: Any = pair.draft.model
-    pair.target.forward(TEXT % 32)
-    pair.draft.forward(TEXT % 32)
-    if attach is None:
-        model.layers[0].mlp.up_proj = Lora(model.layers[0].mlp.up_proj)
-    else:
-        attach(model)
-    pair.draft.reset()
-    with pytest.raises(UserError, match="pair.draft: expected an EAGLE draft as its files give it"):
-        pair.draft.forward(TEXT % 32)
-
-
-def test_other_weights_of_a_published_draft() -> None:
+def test_what_a_published_draft_would_leave_out_is_refused_and_other_weights_are_seen() -> None:
+    text, lora_of = TEXT % 32, "layers.0.mlp.up_proj"
+    attachments = hook("layers.0.mlp"), patched("layers.0.mlp"), None
+    for attach in attachments:
+        pair = published_pair(FLAVOURS["plain"])
+        model: Any = pair.draft.model
+        pair.target.forward(text)
+        pair.draft.forward(text)
+        if attach is None:
+            model.layers[0].mlp.up_proj = Lora(model.get_submodule(lora_of))
+        else:
+            attach(model)
+        pair.draft.reset()
+        with pytest.raises(UserError, match="pair.draft: expected an EAGLE draft as its files"):
+            pair.draft.forward(text)
     pair, other = (published_pair(FLAVOURS["plain"]) for _ in range(2))
-    pair.target.forward(TEXT % 32)
-    other.target.forward(TEXT % 32)
-    pair.draft.forward(TEXT % 32)
+    for each in (pair, other):
+        each.target.forward(text)
+    pair.draft.forward(text)
     pair.draft.reset()
     values = {name: 0.9 * value for name, value in pair.draft.model.state_dict().items()}
     pair.draft.model.load_state_dict(deepcopy(values), assign=True)
     other.draft.model.load_state_dict(values)
-    close(pair.draft.forward(TEXT % 32).logits, other.draft.forward(TEXT % 32).logits)
+    close(pair.draft.forward(text).logits, other.draft.forward(text).logits)

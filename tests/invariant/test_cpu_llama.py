@@ -21,7 +21,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward, fits
 from decoding.models.forward import TransformersForward
 from decoding.models.packing import pack_linears
-from tests.invariant.test_cached_lm import SMALL, random_tokens
+from tests.helpers.models.cached import SMALL, close, random_tokens
 
 LAYERS = (-1, -2, 0)
 BIASED = {"attention_bias": True, "mlp_bias": True}
@@ -63,23 +63,23 @@ def both(model: PreTrainedModel, packed: bool) -> tuple[CachedLM, CachedLM]:
 def calls(lm: CachedLM) -> list[LMOutput]:
     """A prompt, a row, a chain, a tree in two steps, rows that see what they are told to, and rows
     of a batch."""
-    outputs = [lm.forward(random_tokens(20, 1), hidden=LAYERS)]
-    outputs.append(lm.forward(random_tokens(1, 2), hidden=LAYERS))
-    outputs.append(lm.forward(random_tokens(6, 3), hidden=LAYERS, logits=[4, 1]))
+    outputs = list[LMOutput]()
+
+    def forward(n: int, *parents: int, **asked: Any) -> None:
+        tree = torch.tensor(parents) if parents else None
+        outputs.append(lm.forward(random_tokens(n, len(outputs)), tree, hidden=LAYERS, **asked))
+
+    forward(20)
+    forward(1)
+    forward(6, logits=[4, 1])
     lm.keep_path([0, 1, 2])
-    outputs.append(lm.forward(random_tokens(5, 4), torch.tensor([-1, -1, 0, 1, 1]), hidden=LAYERS))
-    outputs.append(
-        lm.forward(
-            random_tokens(3, 5), torch.tensor([2, 4, 4]), extend=True, hidden=LAYERS, logits="last"
-        )
-    )
+    forward(5, -1, -1, 0, 1, 1)
+    forward(3, 2, 4, 4, extend=True, logits="last")
     lm.keep_path([1, 4, 7])
-    outputs.append(lm.forward(random_tokens(20, 7), hidden=LAYERS))  # many rows after a prefix
+    forward(20)  # many rows after a prefix
     lm.crop(30)
     anchors = torch.tensor([2, 9, 26])
-    visible = torch.cat(
-        [torch.arange(lm.length) <= anchors[:, None], torch.eye(3, dtype=torch.bool)], dim=1
-    )
+    visible = torch.cat([torch.arange(lm.length) <= anchors[:, None], torch.eye(3).bool()], 1)
     outputs.append(lm.forward_masked(random_tokens(3, 6), anchors + 1, visible, hidden=LAYERS))
     return outputs
 
@@ -89,8 +89,8 @@ def calls(lm: CachedLM) -> list[LMOutput]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_float32(kind: str, packed: bool) -> None:
     for ours, theirs in zip(*map(calls, both(randomised(MODELS[kind]), packed)), strict=True):
-        torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-4, rtol=1e-4)
+        close(ours.logits, theirs.logits)
+        close(ours.hidden, theirs.hidden)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -100,13 +100,8 @@ def test_bfloat16_is_no_farther_from_float32_than_theirs(kind: str) -> None:
 
     def error(outputs: list[LMOutput]) -> float:
         pairs = zip(outputs, exact, strict=True)
-        return (
-            torch.cat([(found.logits - right.logits).flatten() for found, right in pairs])
-            .pow(2)
-            .mean()
-            .sqrt()
-            .item()
-        )
+        errors = [(found.logits - right.logits).flatten() for found, right in pairs]
+        return float(torch.cat(errors).square().mean().sqrt())
 
     assert error(ours) <= 1.3 * error(theirs)
 
@@ -122,9 +117,7 @@ def test_weights_are_shared_with_the_model() -> None:
             for parameter in lm.model.parameters():
                 parameter.mul_(0.9)
     tokens = random_tokens(4, 0)
-    torch.testing.assert_close(
-        ours.forward(tokens).logits, theirs.forward(tokens).logits, atol=1e-4, rtol=1e-4
-    )
+    close(ours.forward(tokens).logits, theirs.forward(tokens).logits)
 
 
 @pytest.mark.parametrize(

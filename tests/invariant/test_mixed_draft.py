@@ -1,47 +1,132 @@
-"""A draft mixed with its target: cached as uncached, trees as paths, batches as one by one, in
-every structure, engine and harvest."""
+"""A draft mixed with its target: its distribution, cached as uncached, trees as paths, batches as
+one by one, in every structure, engine and harvest; and what is refused."""
 
-from functools import cache
+import math
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import OverlappedEngine
-from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import keep_rows
-from decoding.models.loading import ModelPair
-from decoding.models.mixed import mix_in
+from decoding.models.loading import ModelPair, pair_identity
+from decoding.models.mixed import mix_in, mix_of, mixed, refuse_mixed
+from decoding.pair import open_pair
 from decoding.sampling import Sampler, Warp
 from decoding.structures.branch_point import BranchPoint
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
+from evaluation.baselines.generate import assistant_of
+from runtime.errors import UserError
 from tests.contract import test_eagle_distribution
 from tests.contract.engines import Case
+from tests.helpers.models.cached import build, check_batch, check_tree, close, random_tokens
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 from tests.invariant import test_harvest, test_plain_harvest, test_replay, test_tree_caches
-from tests.invariant.test_cached_lm import build, path_to, random_parents, random_tokens
 from tests.invariant.test_eagle_draft import eagle_pair
 from tests.invariant.test_eagle_harvest import WARPS
 from tests.unit.decoding.engines.test_overlapped import ByTarget
 
-MIX = 0.6
+MIX, MIXES = 0.6, (0.9, 0.4, 0.01)
 PAIRS = {"ordinary": tiny_pair, "reading": eagle_pair}
 
 
-def mixed_pair(kind: str = "ordinary") -> ModelPair:
+def mixed_pair(kind: str = "ordinary", mix: float = MIX) -> ModelPair:
     pair = PAIRS[kind]()
-    mix_in(pair.draft, pair.target, MIX)
+    mix_in(pair.draft, pair.target, mix)
     return pair
 
 
-def narrow_lm(kinds: tuple[str, str]) -> CachedLM:
+# The distribution ---------------------------------------------------------------------------------
+
+
+def variation(p: Tensor, q: Tensor) -> Tensor:
+    """[n] total variation of distributions [n, V]."""
+    return (p.double() - q.double()).abs().sum(-1) / 2
+
+
+def some_logits(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of a draft that cannot say every token and its target, peaky and flat rows."""
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.tensor([0.0, 1.0, 5.0, 30.0])[:, None]
+    found = torch.randn(2, 4, 50_000, dtype=torch.float64, generator=generator) * scale
+    found[:, 0, 0] = 12  # the others weigh little each and a lot together: sums lose them
+    found[0, :, 100:40_000] = -math.inf
+    return found[0].to(dtype), found[1].to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("mix", MIXES)
+def test_total_variation_is_the_drafts_times_the_share(
+    mix: float, dtype: torch.dtype, error: float
+) -> None:
+    draft, target = some_logits(dtype)
+    distributions = draft, target, mixed(draft, target, mix)
+    q0, p, q = (logits.double().softmax(-1) for logits in distributions)
+    torch.testing.assert_close(variation(p, q), mix * variation(p, q0), rtol=0, atol=error)
+    acceptance, alone = (torch.minimum(p, of).double().sum(-1) for of in (q, q0))
+    torch.testing.assert_close(acceptance, 1 - mix * (1 - alone), rtol=0, atol=error)
+    assert float(variation(p, q0).min()) > 0.02
+
+
+def test_narrow_logits_are_mixed_in_float32_and_all_tokens_can_be_said() -> None:
+    draft, target = some_logits(torch.bfloat16)
+    found = mixed(draft, target, 0.4)
+    assert found.dtype == torch.float32 and found.isfinite().all()
+    assert torch.equal(found, mixed(draft.float(), target.float(), 0.4))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_pairs_draft_proposes_from_the_mixture_and_shares_weights(mix: float) -> None:
+    """The cache that verifies is not touched."""
+    plain, pair, text = tiny_pair(), mixed_pair(mix=mix), torch.arange(1, 20)
+    rows = [lm.forward(text).logits for lm in (plain.target, plain.draft, pair.draft)]
+    p, q0, q = (Warp().probs(logits) for logits in rows)
+    torch.testing.assert_close(variation(p, q), mix * variation(p, q0), rtol=0, atol=1e-6)
+    assert float(variation(p, q0).mean()) > 0.2
+    assert pair.target.length == pair.target.forwards == 0 and not pair.target._cache.layers
+    assert len([*pair.target.model.parameters()]) == len([*plain.target.model.parameters()])
+    assert pair.draft.row_bytes == 2 * plain.target.row_bytes
+
+
+def test_every_mix_is_another_draft(tiny_pair_dir: Path) -> None:
+    models = str(tiny_pair_dir / "target"), str(tiny_pair_dir / "draft")
+    found = [pair_identity(open_pair(*models, draft_mix=mix)) for mix in (1, 0.4, 0.41, 0.4)]
+    assert len({identity.pop("draft") for identity in found}) == 3
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+@pytest.mark.parametrize("mix", [0, 1.5, -0.1, float("nan"), "x", None])
+def test_other_shares_are_refused(mix: object, tiny_pair_dir: Path) -> None:
+    models = str(tiny_pair_dir / "target"), str(tiny_pair_dir / "draft")
+    with pytest.raises(UserError, match=r"^pair\.draft_mix: expected a number above 0.* got .*=1$"):
+        open_pair(*models, draft_mix=mix)
+
+
+def test_what_wants_the_draft_itself_refuses_a_mixture_but_not_one_of_nothing() -> None:
+    pair, alone = mixed_pair(), mixed_pair(mix=1)
+    with pytest.raises(UserError, match=r"^pair\.draft_mix: expected 1.* got 0\.6\. Leave it away"):
+        refuse_mixed(pair.draft)
+    with pytest.raises(UserError, match=r"^pair\.draft_mix: expected 1"):
+        assistant_of(None, {}, pair)
+    assert assistant_of("given", {}, pair) == "given"
+    assert type(alone.draft.network) is type(alone.target.network) and mix_of(alone.draft) == 1
+    refuse_mixed(alone.draft)
+
+
+# The cache ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[("llama", "llama"), ("qwen2", "gemma2"), ("gemma2", "qwen2")], ids="-".join)
+def lm(request: pytest.FixtureRequest) -> CachedLM:
     """A draft of some tokens mixed with a target of another size, of a padded vocabulary."""
-    tokens, models = torch.tensor([3, 1, 40, 7, 22]), [build(kind) for kind in kinds]
+    tokens, models = torch.tensor([3, 1, 40, 7, 22]), [build(kind) for kind in request.param]
     del models[0].model.layers[2:]
     models[0].config.num_hidden_layers = 2
     keep_rows(models[0], tokens)
@@ -50,15 +135,7 @@ def narrow_lm(kinds: tuple[str, str]) -> CachedLM:
     return draft
 
 
-KINDS = [("llama", "llama"), ("qwen2", "gemma2"), ("gemma2", "qwen2")]
-
-
-@pytest.fixture(params=KINDS, ids="-".join)
-def lm(request: pytest.FixtureRequest) -> CachedLM:
-    return narrow_lm(request.param)
-
-
-def alone(lm: CachedLM, text: torch.Tensor) -> torch.Tensor:
+def alone(lm: CachedLM, text: Tensor) -> Tensor:
     """[n, V] by a forward of each model on its own and a cache that has seen nothing else."""
     network = lm.network
     draft, target = CachedLM(lm.model), CachedLM(network._target.model)
@@ -67,51 +144,20 @@ def alone(lm: CachedLM, text: torch.Tensor) -> torch.Tensor:
     return (MIX * q + (1 - MIX) * p[:, :60].softmax(-1)).log()
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_trees_are_paths_and_it_goes_on_after_keep_path(lm: CachedLM, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    prefix, nodes = random_tokens(20, seed) % 60, random_tokens(12, seed + 100) % 60
-    parents = random_parents(12, generator)
-    lm.forward(prefix[:9], logits="none")
-    close(lm.forward(prefix[9:]).logits, alone(lm, prefix)[9:])
-    tree = torch.cat(
-        [lm.forward(nodes[:5], torch.tensor(parents[:5])).logits,
-         lm.forward(nodes[5:], torch.tensor(parents[5:]), extend=True).logits]
-    )  # fmt: skip
-    for row in range(12):
-        close(tree[row], alone(lm, torch.cat([prefix, nodes[path_to(parents, row)]]))[-1])
-    kept = path_to(parents, 11)
-    lm.keep_path(kept)
-    after = torch.cat([prefix, nodes[kept], prefix[:3]])
-    close(lm.forward(prefix[:3]).logits, alone(lm, after)[-3:])
+    text = check_tree(lm, partial(alone, lm), 20, seed, words=60)
     lm.crop(7)
-    close(lm.forward(after[7:]).logits, alone(lm, after)[7:])
-    held = lm.held()
+    close(lm.forward(text[7:]).logits, alone(lm, text)[7:])
+    held, more = lm.held(), random_tokens(5, seed, 60)
     lm.crop(4)
-    close(lm.forward(nodes).logits, alone(lm, torch.cat([after[:4], nodes]))[4:])
+    close(lm.forward(more).logits, alone(lm, torch.cat([text[:4], more]))[4:])
     lm.load(*held)
-    close(lm.forward(nodes).logits, alone(lm, torch.cat([after, nodes]))[len(after) :])
+    close(lm.forward(more).logits, alone(lm, torch.cat([text, more]))[len(text) :])
 
 
 def test_a_batch_is_one_by_one_and_goes_on_in_the_single_cache(lm: CachedLM) -> None:
-    lengths = (7, 0, 3, 12)
-    texts = [random_tokens(length + 4, seed) % 60 for seed, length in enumerate(lengths)]
-    batch = BatchedLM(lm, [text[:-4] for text in texts], more=4)
-    rows = torch.arange(4)
-    for step in range(3):
-        if step == 2:
-            rows = torch.tensor([1, 3])
-            batch.keep(rows)
-        found = batch.step(torch.stack([texts[row][lengths[row] + step] for row in rows])).logits
-        for place, row in enumerate(rows.tolist()):
-            close(found[place], alone(lm, texts[row][: lengths[row] + step + 1])[-1])
-    batch.hand_over(1)
-    assert lm.length == lengths[3] + 3
-    close(lm.forward(texts[3][-1:]).logits[0], alone(lm, texts[3])[-1])
+    check_batch(lm, partial(alone, lm), words=60)
 
 
 def test_other_dtypes_of_draft_and_target_go_together() -> None:
@@ -130,19 +176,20 @@ def test_other_dtypes_of_draft_and_target_go_together() -> None:
         torch.testing.assert_close(tree[2], path, atol=0.1, rtol=0.05)
 
 
-@cache
-def second_pair() -> ModelPair:
-    return mixed_pair()
+second_pair = cache(mixed_pair)
 
 
 def afresh(model: LlamaForCausalLM) -> CachedLM:
     """Of the two models of `mixed_pair`, with an empty cache: what `test_tree_caches` compares
     with."""
     pair = second_pair()
-    own = torch.equal(model.lm_head.weight, pair.draft.model.lm_head.weight)
-    found = pair.draft if own else pair.target
+    drafts = torch.equal(model.lm_head.weight, pair.draft.model.lm_head.weight)
+    found = pair.draft if drafts else pair.target
     found.reset()
     return found
+
+
+# Structures, engines, harvests: their own tests with a mixed draft --------------------------------
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])

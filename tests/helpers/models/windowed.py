@@ -8,8 +8,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.invariant.test_cached_lm import SMALL as BASE
-from tests.invariant.test_cached_lm import VOCAB
+from tests.helpers.models.cached import SMALL as BASE
+from tests.helpers.models.cached import VOCAB
 
 SMALL: dict[str, Any] = dict(
     BASE, max_position_embeddings=400, pad_token_id=0, bos_token_id=None, eos_token_id=None

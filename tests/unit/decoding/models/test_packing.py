@@ -54,25 +54,31 @@ def test_parameters_and_gradients_stay() -> None:
     assert model[0].weight.grad is not None
 
 
-def test_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    double = nn.Sequential(nn.Linear(2, 2).double())
-    pack_linears(double)
-    assert type(double[0]) is nn.Linear
-    monkeypatch.setattr("decoding.models.packing.MOST_BYTES", 15)
-    large = nn.Sequential(nn.Linear(2, 2))
-    pack_linears(large)
-    assert type(large[0]) is nn.Linear
-
-
 class Quantised(torch.Tensor):
     """A weight that looks like float32 and is something else."""
 
 
-def test_quantised_layers_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[1].weight = nn.Parameter(torch.eye(2).as_subclass(Quantised))
+def test_other_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    double, large = nn.Sequential(nn.Linear(2, 2).double()), nn.Sequential(nn.Linear(2, 2))
+    quantised = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    quantised[1].weight = nn.Parameter(torch.eye(2).as_subclass(Quantised))
+    pack_linears(quantised)
+    monkeypatch.setattr("decoding.models.packing.MOST_BYTES", 15)
+    for model in (double, large, quantised):
+        pack_linears(model)
+        assert {type(layer) for layer in model} == {nn.Linear}
+
+
+def test_layers_with_hooks_are_not_packed_and_packed_ones_can_be_compiled() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(3, 4)
+    model[0].register_forward_hook(lambda _, __, out: out * 2)
+    right = model(x)
     pack_linears(model)
-    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
+    assert type(model[0]) is nn.Linear and isinstance(model[1], PackedLinear)
+    torch.testing.assert_close(model(x), right)
+    with torch.no_grad():
+        compiled = torch.compile(model[1:], backend="eager", dynamic=True)
+        torch.testing.assert_close(compiled(x), model[1](x))
 
 
 def test_packed_weights_serve_from_as_many_rows_as_pay_there() -> None:
