@@ -2,6 +2,7 @@
 it is identified by."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import LMOutput
 from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import (
@@ -29,7 +30,6 @@ from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.packing import PackedLinear
 from decoding.pair import pair_settings
 from decoding.sampling import Sampler, Warp
-from decoding.settings import Pair
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
@@ -37,6 +37,7 @@ from evaluation.replay.read import refuse_other_pair
 from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
 from runtime.errors import UserError
+from tests.helpers.models.cached import build
 from tests.helpers.models.tiny_pair import EOS, VOCAB
 
 KEPT = [9, 3, 30, 4, 17, 8, 21, 12]
@@ -53,13 +54,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> ModelPair:
-    return load_pair(pair_config(folder, vocabulary, dtype))
-
-
-def pair_config(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> Pair:
     models = {side: str(folder / side) for side in ("target", "draft")}
     tokens = None if vocabulary is None else str(vocabulary)
-    return pair_settings(**models, name="tiny", dtype=dtype, draft_vocabulary=tokens)
+    return load_pair(pair_settings(**models, name="tiny", dtype=dtype, draft_vocabulary=tokens))
 
 
 # The file -----------------------------------------------------------------------------------------
@@ -76,6 +73,7 @@ def test_a_file_keeps_the_order_and_says_what_was_counted(file: Path, tmp_path: 
     large = tmp_path / "large.safetensors"
     write_vocabulary(large, torch.tensor([128_000, 5]), {})
     assert read_vocabulary(large, 128_001).tolist() == [128_000, 5]
+    assert with_ends(torch.tensor([7, 2]), {2, 5}).tolist() == [2, 5, 7]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +93,8 @@ def test_tokens_that_cannot_be_are_refused(
     tokens: Tensor, message: str, tmp_path: Path, tiny_pair_dir: Path
 ) -> None:
     save_file({"tokens": tokens}, tmp_path / "bad.safetensors")
-    with pytest.raises(
-        UserError, match=rf"^pair\.draft_vocabulary: .*{message}.*python pairs/draft_vocabulary"
-    ):
+    line = rf"^pair\.draft_vocabulary: .*{message}.*python pairs/draft_vocabulary"
+    with pytest.raises(UserError, match=line):
         loaded(tiny_pair_dir, tmp_path / "bad.safetensors")
 
 
@@ -107,14 +104,8 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("[1, 2]")
     save_file({"other": torch.arange(3)}, tmp_path / "other")
     for name in ("text", "other"):
-        with pytest.raises(
-            UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabulary"
-        ):
+        with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabul"):
             read_vocabulary(tmp_path / name, VOCAB)
-
-
-def test_end_tokens_are_always_among_them() -> None:
-    assert with_ends(torch.tensor([7, 2]), {2, 5}).tolist() == [2, 5, 7]
 
 
 # The model ----------------------------------------------------------------------------------------
@@ -129,35 +120,23 @@ def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir: Path, fi
         assert torch.equal(ours.hidden, theirs.hidden)
         torch.testing.assert_close(ours.logits[:, WITH_EOS], theirs.logits[:, WITH_EOS])
         assert (ours.logits[:, OUTSIDE] == -torch.inf).all() and ours.logits.dtype == torch.float32
-    ours, theirs = (lm.forward(chain, logits=[1, 4]).logits for lm in (part, whole))
-    torch.testing.assert_close(ours[:, WITH_EOS], theirs[:, WITH_EOS])
-
-
-def test_a_batch_and_masked_rows_say_the_same(tiny_pair_dir: Path, file: Path) -> None:
-    whole, part = (loaded(tiny_pair_dir, path).draft for path in (None, file))
     prompts, tokens = [torch.tensor([1, 2, 3]), torch.tensor([4])], torch.tensor([20, 21])
-    ours, theirs = (BatchedLM(lm, prompts, 4).step(tokens).logits for lm in (part, whole))
-    torch.testing.assert_close(ours[:, WITH_EOS], theirs[:, WITH_EOS])
-    assert (ours[:, OUTSIDE] == -torch.inf).all()
-    masked = [
-        lm.forward_masked(tokens, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool))
-        for lm in (part, whole)
+    seen = torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool)
+    calls: list[Callable[[CachedLM], LMOutput]] = [
+        lambda lm: lm.forward(chain, logits=[1, 4]),
+        lambda lm: BatchedLM(lm, prompts, 4).step(tokens),
+        lambda lm: (lm.reset(), lm.forward_masked(tokens, *seen))[1],
     ]
-    torch.testing.assert_close(masked[0].logits[:, WITH_EOS], masked[1].logits[:, WITH_EOS])
+    for call in calls:
+        ours, theirs = (call(lm).logits for lm in (part, whole))
+        torch.testing.assert_close(ours[:, WITH_EOS], theirs[:, WITH_EOS])
+        assert (ours[:, OUTSIDE] == -torch.inf).all()
 
 
 def test_a_model_that_bends_its_logits_has_none_for_other_tokens() -> None:
     """Gemma 2 takes their hyperbolic tangent: what a layer gave as -inf would come back finite."""
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 16,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "head_dim": 4,
-    }
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": None}
-    model = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, final_logit_softcapping=0.5))
+    model = build("gemma2")
+    model.config.final_logit_softcapping = 0.5
     tokens = torch.tensor([2, 5, 11])
     whole = CachedLM(model).forward(torch.tensor([1, 2])).logits
     keep_rows(model, tokens)
@@ -166,13 +145,11 @@ def test_a_model_that_bends_its_logits_has_none_for_other_tokens() -> None:
     assert torch.isfinite(part).sum() == 6
 
 
-def test_a_float32_draft_on_the_cpu_is_packed(tiny_pair_dir: Path, file: Path) -> None:
+def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias(
+    tiny_pair_dir: Path, file: Path
+) -> None:
     head = loaded(tiny_pair_dir, file, "float32").draft.model.get_output_embeddings()
     assert isinstance(head, PackedLinear) and head.out_features == 9
-
-
-def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias() -> None:
-    torch.manual_seed(0)
     whole = nn.Linear(6, 10)
     tokens, x = torch.tensor([7, 1, 4]), torch.randn(5, 6)
     for head in (whole, PackedLinear(whole)):
@@ -184,15 +161,11 @@ def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias() -> None:
 
 def test_a_layer_that_is_not_plain_is_refused() -> None:
     model: Any = SimpleNamespace(get_output_embeddings=lambda: None)
-    with pytest.raises(
-        UserError, match=r"^pair\.draft_vocabulary: the output layer of pair\.draft is a NoneType"
-    ):
-        keep_rows(model, torch.tensor([1]))
-    model.hf_device_map = {"a": "cpu", "b": "disk"}
-    with pytest.raises(
-        UserError, match=r"^pair\.draft_vocabulary: .*several devices. Set pair\.draft_device"
-    ):
-        keep_rows(model, torch.tensor([1]))
+    several = r".*several devices. Set pair\.draft_device"
+    for fault in (r"the output layer of pair\.draft is a NoneType", several):
+        with pytest.raises(UserError, match=rf"^pair\.draft_vocabulary: {fault}"):
+            keep_rows(model, torch.tensor([1]))
+        model.hf_device_map = {"a": "cpu", "b": "disk"}
 
 
 # Decoding -----------------------------------------------------------------------------------------
@@ -231,12 +204,8 @@ def test_another_vocabulary_is_another_draft(
     assert part["draft"].endswith(f", {digest(WITH_EOS)}") and "9 tokens" in part["draft"]
     assert {**part, "draft": whole["draft"]} == whole
     for theirs, ours in ((whole, part), (part, whole), (part, other)):
-        with pytest.raises(
-            UserError, match=r"ck was trained with pair\.draft='.*', but this run has pair\.draft='"
-        ):
+        with pytest.raises(UserError, match=r"ck was trained with pair\.draft='.*', but this run"):
             refuse_mismatch({"pair": theirs, "predictor": "hrad"}, {"pair": ours}, "ck")
-        with pytest.raises(
-            UserError, match=r"^data: x belongs to another draft than the harvest of tiny"
-        ):
+        with pytest.raises(UserError, match=r"^data: x belongs to another draft than the harvest"):
             refuse_other_pair(ours, theirs, "data: x")
         assert misfit({"pair": theirs}, {"pair": ours}) == "pair"

@@ -147,6 +147,10 @@ def on_several_devices(model: Any) -> None:
         add_hook_to_module(module, AlignDevicesHook("cpu"))
 
 
+def held_as(change: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
+    return lambda m: setattr(m.lm_head, "weight", nn.Parameter(change(m.lm_head.weight.detach())))
+
+
 SAME: dict[str, Callable[[Any], Any]] = {
     "packed": pack_linears,
     "joined": CachedLM,
@@ -157,15 +161,9 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "hooks of accelerate": on_several_devices,
     "float64": lambda m: m.double(),
     "no gradients": lambda m: m.requires_grad_(False),
-    "not contiguous": lambda m: setattr(
-        m.lm_head, "weight", nn.Parameter(m.lm_head.weight.detach().T.contiguous().T)
-    ),
-    "an odd place in memory": lambda m: setattr(
-        m.lm_head,
-        "weight",
-        nn.Parameter(
-            torch.cat([torch.ones(1), m.lm_head.weight.detach().reshape(-1)])[1:].view(50, 16)
-        ),
+    "not contiguous": held_as(lambda weight: weight.T.contiguous().T),
+    "an odd place in memory": held_as(
+        lambda weight: torch.cat([torch.ones(1), weight.reshape(-1)])[1:].view(50, 16)
     ),
 }
 
@@ -189,14 +187,11 @@ def test_frequencies_that_follow_the_text_are_those_of_a_short_one() -> None:
     assert model_fingerprint(used) != before
 
 
-def test_what_ends_a_response_belongs_to_a_pair() -> None:
+def test_what_ends_a_response_belongs_to_a_pair_and_earlier_versions_are_named_as_such() -> None:
     pair, other = tiny_pair(), tiny_pair()
     other.eos_ids = (1, 5)
     assert pair_identity(other) == {**pair_identity(pair), "eos_ids": [1, 5]}
     assert pair_identity(pair)["eos_ids"] != [1, 5]
-
-
-def test_fingerprints_of_earlier_versions_are_named_as_such() -> None:
     assert "earlier version" in of_earlier({"target": "be4e724289343465"})
     assert not of_earlier({"target": f"{WHOLE}be4e724289343465", "name": "mine"})
 

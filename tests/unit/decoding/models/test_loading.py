@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 
+from decoding.models import machine
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.draft_vocabulary import write_vocabulary
 from decoding.models.loading import check_same_vocabulary, load_pair, pair_identity
-from decoding.models.machine import dtypes
 from decoding.models.options import resolve_dtype
 from decoding.pair import pair_settings
 from decoding.settings import Pair
 from runtime.errors import UserError
+from tests.helpers.models.cached import close
 
 
 def pair_config(folder: Path, **changes: Any) -> Pair:
@@ -28,9 +29,8 @@ def pair_config(folder: Path, **changes: Any) -> Pair:
 
 def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     vocab = {word: index for index, word in enumerate(words)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocab, unk_token=words[0]))
-    )
+    backend = Tokenizer(models.WordLevel(vocab, unk_token=words[0]))
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 @pytest.mark.smoke
@@ -46,9 +46,8 @@ def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
 @pytest.mark.parametrize("side", ["target", "draft"])
 def test_missing_models_name_key_and_remedy(tiny_pair_dir: Path, tmp_path: Path, side: str) -> None:
     for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
-        with pytest.raises(
-            UserError, match=rf"^pair\.{side}: no model in .*python pairs/build_pair\.py"
-        ):
+        line = rf"^pair\.{side}: no model in .*python pairs/build_pair\.py"
+        with pytest.raises(UserError, match=line):
             load_pair(pair_config(tiny_pair_dir, **{side: missing}))
 
 
@@ -60,9 +59,7 @@ def test_damaged_model_is_one_line(tiny_pair_dir: Path, tmp_path: Path) -> None:
         load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
     assert "\n" not in str(refusal.value)
     shutil.copytree(tiny_pair_dir / "draft", broken, dirs_exist_ok=True)
-    weights = {
-        name: tensor.clone() for name, tensor in load_file(broken / "model.safetensors").items()
-    }
+    weights = load(Path(broken / "model.safetensors").read_bytes())
     (broken / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(UserError, match=r"^pair\.draft: cannot load"):
         load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
@@ -86,24 +83,18 @@ def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
 ) -> None:
     monkeypatch.setattr("decoding.models.options.fast_bfloat16", lambda: fast)
     narrow = torch.bfloat16 if fast else torch.float32
-    assert (
-        resolve_dtype("auto", "cpu", torch.bfloat16)
-        == resolve_dtype("auto", "cpu", "bfloat16")
-        == narrow
-    )
-    assert {
-        resolve_dtype("auto", "cpu", stored) for stored in (None, torch.float16, torch.float64)
-    } == {torch.float32}
+    for stored in ("bfloat16", torch.bfloat16, None, torch.float16, torch.float64):
+        kept = narrow if "bfloat16" in str(stored) else torch.float32
+        assert resolve_dtype("auto", "cpu", stored) == kept
     for device in ("cuda:0", "auto"):
         for stored in (None, "float32", torch.float64, torch.bfloat16):
             assert resolve_dtype("auto", device, stored) == torch.bfloat16
         assert resolve_dtype("auto", device, "float16") == torch.float16
-    shutil.copytree(tiny_pair_dir, tmp_path / "pair")
-    AutoModelForCausalLM.from_pretrained(
-        tiny_pair_dir / "draft", dtype=torch.bfloat16
-    ).save_pretrained(tmp_path / "pair/draft")
-    pair = load_pair(pair_config(tmp_path / "pair", target_dtype="auto", draft_dtype="auto"))
-    assert dtypes(pair) == {"target": "torch.float32", "draft": str(narrow)}
+    folder = shutil.copytree(tiny_pair_dir, tmp_path / "pair")
+    draft = AutoModelForCausalLM.from_pretrained(folder / "draft", dtype=torch.bfloat16)
+    draft.save_pretrained(folder / "draft")
+    pair = load_pair(pair_config(folder, target_dtype="auto", draft_dtype="auto"))
+    assert machine.dtypes(pair) == {"target": "torch.float32", "draft": str(narrow)}
 
 
 def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir: Path, tmp_path: Path) -> None:
@@ -128,15 +119,11 @@ def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir: Path
 def test_vocabularies_are_compared_token_by_token() -> None:
     words = ["<s>", "a", "b", "c"]
     check_same_vocabulary(tokenizer(words), tokenizer(words), 4)
-    check_same_vocabulary(
-        tokenizer(words), tokenizer(words[:3]), 4
-    )  # an id one of them leaves unnamed
+    check_same_vocabulary(tokenizer(words), tokenizer(words[:3]), 4)  # one leaves an id unnamed
     with pytest.raises(UserError, match=r"^pair\.draft: .*token 1 is 'b' there, 'a' here"):
         check_same_vocabulary(tokenizer(words), tokenizer(["<s>", "b", "a", "c"]), 4)
-    with pytest.raises(UserError, match=r"token 3 is 'c' there"):
-        check_same_vocabulary(
-            tokenizer(words), tokenizer(words), 3
-        )  # beyond the smaller model's vocabulary
+    with pytest.raises(UserError, match=r"token 3 is 'c' there"):  # beyond the smaller model's
+        check_same_vocabulary(tokenizer(words), tokenizer(words), 3)
 
 
 def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_path: Path) -> None:
@@ -153,13 +140,13 @@ def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_pa
 
 ON_DISK = {
     **{f"model.layers.{layer}": "disk" if layer in (1, 2) else "cpu" for layer in range(4)},
-    **{
-        "model.embed_tokens": "cpu",
-        "model.norm": "cpu",
-        "model.rotary_emb": "cpu",
-        "lm_head": "disk",
-    },
+    **{f"model.{name}": "cpu" for name in ("embed_tokens", "norm", "rotary_emb")},
+    "lm_head": "disk",
 }
+
+
+OPTIONS, TAKEN = r"^pair\.target_options: ", "cannot be given there"
+CHECK = r"Check pair\.target_options="
 
 
 @pytest.mark.smoke
@@ -173,42 +160,21 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_p
     for pair in (whole, parts):
         pair.target.forward(torch.tensor([3, 4, 5]), logits="none")
     tokens, parents = torch.tensor([6, 7, 8]), torch.tensor([-1, 0, 0])
-    ours, theirs = (
-        pair.target.forward(tokens, parents, hidden=(-2, -1), logits=[0, 2])
-        for pair in (parts, whole)
-    )
-    assert ours.hidden is not None and theirs.hidden is not None
-    torch.testing.assert_close(ours.logits, theirs.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-5, rtol=1e-5)
+    asked = {"hidden": (-2, -1), "logits": [0, 2]}
+    found, right = (pair.target.forward(tokens, parents, **asked) for pair in (parts, whole))
+    close(found.logits, right.logits, 1e-5)
+    close(found.hidden, right.hidden, 1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"device_map": "auto"},
-            r"^pair\.target_options: device_map cannot be given there\. Set pair\.target_device",
-        ),
-        (
-            {"dtype": "float16"},
-            r"^pair\.target_options: dtype cannot be given there\. Set pair\.target_dtype",
-        ),
-        (
-            {"attn_implementation": "sdpa"},
-            r"^pair\.target_options: attn_implementation cannot be given there",
-        ),
-        (
-            {"colour": "red"},
-            r"cannot load .*colour.*Check pair\.target_options=\{'colour': 'red'\}",
-        ),
-        (
-            {"quantization_config": {"bits": 4}},
-            r"cannot load .*quant_method.*Check pair\.target_options=",
-        ),
-        (
-            {"quantization_config": {"quant_method": "magic"}},
-            r"cannot load .*magic.*Check pair\.target_options=",
-        ),
+        ({"device_map": "auto"}, rf"{OPTIONS}device_map {TAKEN}\. Set pair\.target_device"),
+        ({"dtype": "float16"}, rf"{OPTIONS}dtype {TAKEN}\. Set pair\.target_dtype"),
+        ({"attn_implementation": "sdpa"}, rf"{OPTIONS}attn_implementation {TAKEN}"),
+        ({"colour": "red"}, rf"cannot load .*colour.*{CHECK}\{{'colour': 'red'\}}"),
+        ({"quantization_config": {"bits": 4}}, rf"cannot load .*quant_method.*{CHECK}"),
+        ({"quantization_config": {"quant_method": "magic"}}, rf"cannot load .*magic.*{CHECK}"),
         ({"gguf_file": "none.gguf"}, r"^pair\.target: no model in "),
     ],
 )
@@ -229,11 +195,23 @@ def test_quantisation_becomes_the_class_of_its_method(
 
     monkeypatch.setattr("decoding.models.loading.AutoModelForCausalLM.from_pretrained", loading)
     options = {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
-    with pytest.raises(
-        UserError,
-        match=r"^pair\.target: cannot load .*no such package.* Check pair\.target_options=",
-    ):
+    with pytest.raises(UserError, match=rf"^pair\.target: cannot load .*such package.* {CHECK}"):
         load_pair(pair_config(tiny_pair_dir, target_options=options))
     assert isinstance(given["quantization_config"], BitsAndBytesConfig)
     assert given["quantization_config"].bnb_4bit_quant_type == "nf4"
     assert given["device_map"] == "cpu" and given["dtype"] == torch.float64
+
+
+def test_a_cpu_is_named_as_linux_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
+    )
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.hardware(torch.device("cpu")) == "Fast CPU @ 3 GHz"
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nowhere")
+    assert machine.processor()
+
+
+def test_a_gpu_is_named_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    assert machine.hardware(torch.device("cuda:1")) == "GPU 1"
