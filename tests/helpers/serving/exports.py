@@ -27,18 +27,13 @@ STS = {"lowest": 0.05, "highest": 20.0, "points": 256, "with_one": True, "bins":
 def calibration(maps: PositionMaps | None = None, **changed: Any) -> dict[str, Any]:
     """As `read_maps` gives it."""
 
-    def stages(before: float, after: float) -> dict[str, Any]:
-        both = {"as logged": before, "fitted here": after}
-        errors = ("deepspec", "sglang")
-        return {
-            name: {error: [value, value / 2, value * 2] for error in errors}
-            for name, value in both.items()
-        }
+    def errors(value: float) -> dict[str, list[float]]:
+        return {error: [value, value / 2, value * 2] for error in ("deepspec", "sglang")}
 
-    positions = [
-        {"position": n, "rows": 1000, "accepted": 0.5, "stages": stages(n / 16, n / 64)}
-        for n in (1, 2, 3)
-    ]
+    positions = []
+    for n in (1, 2, 3):
+        stages = {"as logged": errors(n / 16), "fitted here": errors(n / 64)}
+        positions.append({"position": n, "rows": 1000, "accepted": 0.5, "stages": stages})
     return {
         "method": "sts" if maps is None else "isotonic",
         "gamma": 3,

@@ -3,22 +3,26 @@
 To write the golden files anew: python tests/unit/serving/test_export.py"""
 
 import ast
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from decoding.batch_cost import BatchTable, PerRow, Roofline, tabled
 from decoding.cost import cost_table
 from serving.export.base import Engine, Export
 from serving.export.deepspec import Deepspec
-from serving.export.sglang import Sglang
+from serving.export.sglang import Sglang, additive, steps_by_batch
 from serving.export.tensorrt_llm import TensorrtLlm
 from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule
-from tests.helpers.serving.exports import COSTS, CURVES, calibration, thresholds, told
+from tests.helpers.serving.exports import COSTS, CURVES, SCHEDULE, calibration, thresholds, told
 
 GOLDEN = Path(__file__).with_name("golden")
 ENGINES: dict[str, Engine] = {
@@ -87,17 +91,8 @@ def test_lines_to_paste_hold_any_path() -> None:
 def test_what_lacks_a_length_says_so(name: str, given: str) -> None:
     others = {"calibration", "costs", "schedule", "thresholds", "gamma"} - {given}
     made = ENGINES[name].export(told(**dict.fromkeys(others)))
-    assert (
-        not made.files and made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
-    )
-
-
-def test_tensorrt_floor_is_of_the_longest_draft() -> None:
-    schedule = Schedule((Range(1, 4, 5), Range(5, 8, 2)))
-    config, _ = tensorrt(schedule, gamma=None, calibration=None)
-    step = COSTS.target(6) + 5 * COSTS.draft
-    floor = (step / COSTS.autoregressive - 1) / 5
-    assert config["acceptance_rate_threshold"] == round(floor, 6)
+    assert not made.files
+    assert made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
 
 
 def test_tensorrt_takes_no_later_length_above_the_first() -> None:
@@ -105,15 +100,17 @@ def test_tensorrt_takes_no_later_length_above_the_first() -> None:
     config, made = tensorrt(schedule)
     assert config["max_draft_len"] == 2 and config["draft_len_schedule"] == {4: 2, 8: 1}
     assert "longer ones are cut" in made.left_out[0]
-
-
-def test_one_range_is_a_cut_off_as_well() -> None:
     _, made = tensorrt(Schedule((Range(1, 16, 4), Range(17, 64, 0))))
     config = yaml.safe_load(made.files["max_concurrency.yaml"])["speculative_config"]
     assert config["max_concurrency"] == 16 and "draft_len_schedule" not in config
 
 
-def test_the_floor_is_where_drafts_cost_what_they_bring() -> None:
+def test_the_floor_is_where_the_longest_draft_costs_what_it_brings() -> None:
+    schedule = Schedule((Range(1, 4, 5), Range(5, 8, 2)))
+    config, _ = tensorrt(schedule, gamma=None, calibration=None)
+    step = COSTS.target(6) + 5 * COSTS.draft
+    floor = (step / COSTS.autoregressive - 1) / 5
+    assert config["acceptance_rate_threshold"] == round(floor, 6)
     config, _ = tensorrt(None, costs=cost_table(1, {1: 10, 4: 11}))
     assert config["acceptance_rate_threshold"] == pytest.approx((14 / 10 - 1) / 3, abs=1e-6)
     config, made = tensorrt(None, costs=cost_table(10, {1: 10, 4: 20}))
@@ -128,16 +125,85 @@ def test_costs_of_one_number_of_rows_are_no_table() -> None:
     assert "they take a draft's length" in "\n".join(made.left_out)
 
 
-def test_a_rule_that_was_not_tuned() -> None:
+def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise() -> None:
     made = ENGINES["transformers"].export(told(thresholds=thresholds()))
     assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
     assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
-
-
-def test_rates_of_prefixes_never_rise() -> None:
     made = ENGINES["vllm"].export(told(calibration=calibration(accepted=[0.75, 0.5, 0.625])))
     rates = yaml.safe_load(made.files["synthetic.json"])["synthetic_acceptance_rates"]
     assert rates == [0.75, 0.5, 0.5]
+
+
+# SGLang's tables of costs by batch size, looked up as SGLang does -------------------------------
+
+GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
+SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)
+ROOF = tabled(
+    Roofline(3350.0, 989.0, 7.505, 0.374, 2.0, 131072.0, 4096.0, 1024, 0.0),
+    [1, 16, 64, 256, 512],
+    GAMMA,
+)
+
+
+def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
+    """SGLang's: a bias and two functions, linear between their probes."""
+    alpha = np.interp(requests, table["bs_probes"], table["alpha_seconds"])
+    return float(
+        table["bias_seconds"] + alpha + np.interp(rows, table["m_probes"], table["theta_seconds"])
+    )
+
+
+def test_steps_are_of_whole_drafts() -> None:
+    found = steps_by_batch(SUM, GAMMA, OVERHEAD)
+    assert found["sample_batch_tokens"] == [4, 8, 16, 32] and found["max_batch_tokens"] == 32
+    step = SUM.target(4, 16) + 3 * SUM.draft(4) + OVERHEAD
+    assert 1 / found["sample_steps_per_sec"][2] == pytest.approx(step)
+
+
+def test_what_is_a_sum_is_told_whole() -> None:
+    table, error = additive(SUM, GAMMA, OVERHEAD)
+    assert error < 1e-6
+    for size in SIZES:
+        for rows in range(size, size * (GAMMA + 1) + 1):
+            step = SUM.target(size, rows) + GAMMA * SUM.draft(size) + OVERHEAD
+            assert seconds(table, size, rows) == pytest.approx(step, rel=1e-6)
+
+
+def test_what_is_none_is_told_as_nearly_as_said() -> None:
+    table, error = additive(ROOF, GAMMA, OVERHEAD)
+    assert 0 < error < 0.5 and table["bias_seconds"] > 0
+    assert min(table["alpha_seconds"] + table["theta_seconds"]) >= 0
+    for name in ("bs_probes", "m_probes"):
+        assert table[name] == sorted(set(table[name]))
+    gaps = [
+        seconds(table, size, size * each) - GAMMA * ROOF.draft(size) - OVERHEAD - target
+        for size, line in zip(ROOF.requests, ROOF.target_seconds, strict=True)
+        for each, target in zip(ROOF.rows, line, strict=True)
+    ]
+    flat = [one for line in ROOF.target_seconds for one in line]
+    assert max(np.abs(gaps) / flat) == pytest.approx(error)
+
+
+def exported(costs: BatchTable, /, **changed: Any) -> Export:
+    schedule = replace(SCHEDULE, costs=costs)
+    return Sglang(OVERHEAD, "EAGLE3").export(told(schedule=schedule, **changed))
+
+
+def test_a_schedule_with_costs_gives_them_by_requests() -> None:
+    made = exported(SUM)
+    assert json.loads(made.files["sps.json"]) == steps_by_batch(SUM, GAMMA, OVERHEAD)
+    assert json.loads(made.files["sps_additive.json"])["bs_probes"] == SIZES
+    assert "costs: those of the schedule (given), by requests" in "\n".join(made.left_out)
+    alone = exported(SUM, costs=None, calibration=None, gamma=None)
+    assert alone.files["sps.json"] == made.files["sps.json"]
+
+
+def test_costs_of_shorter_drafts_and_of_one_size_are_left_out() -> None:
+    made = exported(SUM, gamma=5, calibration=None)
+    assert "its costs end at 4 rows of a request, gamma is 5" in "\n".join(made.left_out)
+    one_size = exported(tabled(PerRow(0.02, 0.001, 0.002, 0.0), [1], GAMMA))
+    for each in (made, one_size):
+        assert json.loads(each.files["sps_additive.json"])["bs_probes"] == [1]
 
 
 if __name__ == "__main__":

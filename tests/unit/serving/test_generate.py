@@ -1,11 +1,16 @@
+"""Speculative decoding inside `generate`: what it says, streams and leaves behind is as without it,
+with drafts of any number of tokens; what cannot be kept so is one line."""
+
 import copy
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     GPT2Config,
@@ -13,9 +18,10 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    TextIteratorStreamer,
 )
 from transformers.generation import StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
-from transformers.generation.streamers import BaseStreamer, TextStreamer
+from transformers.generation.streamers import TextStreamer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import serving.generate
@@ -41,6 +47,7 @@ from tests.contract.enumeration import distribution_of, largest_error
 from tests.helpers.models.tiny_pair import (
     CONFIG,
     EOS,
+    VOCAB,
     save_tiny_pair,
     tiny_models,
     tiny_pair,
@@ -54,13 +61,13 @@ Models = tuple[LlamaForCausalLM, LlamaForCausalLM]
 
 @pytest.fixture
 def models() -> Models:
-    found = tiny_models()
-    for model in found:  # they share a config, which other tests change
+    made = tiny_models()
+    for model in made:  # they share a config, which other tests change
         model.set_attn_implementation("sdpa")
-    return found
+    return made
 
 
-def plain(model: LlamaForCausalLM, **asked) -> torch.Tensor:
+def plain(model: LlamaForCausalLM, **asked) -> Tensor:
     return model.generate(**{"inputs": PROMPT, "max_new_tokens": 20, "do_sample": False, **asked})
 
 
@@ -68,24 +75,41 @@ def ours(model: LlamaForCausalLM, draft, **asked):
     return plain(model, custom_generate=speculate, draft=draft, **asked)
 
 
-@pytest.mark.smoke
-def test_greedy_is_what_generate_says(models: Models) -> None:
-    target, draft = models
-    expected = plain(target)
+def sized(words: int, seed: int = 1, **fields: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    values = {**CONFIG.to_dict(), "vocab_size": words, **fields}
+    return LlamaForCausalLM(CONFIG.__class__(**values)).double().eval()
 
+
+def saved(folder: Path, words: int) -> Path:
+    sized(words).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.smoke
+def test_greedy_is_what_generate_says_and_the_model_stays_as_it_is(models: Models) -> None:
+    target, draft = models
+    expected, attention = plain(target), target.config._attn_implementation
     assert torch.equal(ours(target, draft), expected)
     assert torch.equal(ours(target, draft), expected), "with the models made ready before"
     assert torch.equal(plain(target), expected), "afterwards"
+    assert target.config._attn_implementation == attention != ATTENTION
+    target.set_attn_implementation("eager")
+    for model in models:
+        model.train()
+    target.model.norm.eval()
+    ours(target, draft)
+    assert target.config._attn_implementation == "eager"
+    assert target.training and draft.training and not target.model.norm.training
 
 
 @pytest.mark.filterwarnings("ignore:pair.draft. its context holds")
 def test_a_draft_of_less_context_does_not_limit_generate(models: Models) -> None:
-    fields = {**CONFIG.to_dict(), "max_position_embeddings": 12}
-    target, draft = models[0], LlamaForCausalLM(CONFIG.__class__(**fields)).double()
+    draft = sized(VOCAB, max_position_embeddings=12)
     draft.load_state_dict(models[1].state_dict())
-    found = ours(target, draft, return_dict_in_generate=True)
-
-    assert torch.equal(found.sequences, plain(target))
+    found = ours(models[0], draft, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, plain(models[0]))
     assert {round_.beyond_draft for round_ in found.traces[0].rounds} == {False, True}
 
 
@@ -98,17 +122,14 @@ def test_a_draft_folder_has_the_ends_that_open_pair_gives_it(tmp_path: Path) -> 
         target.save_pretrained(folder / "target")
         pair = open_pair(str(folder / "target"), str(folder / "draft"), dtype="float64")
         whole = LlamaForCausalLM.from_pretrained(folder / "target")
-        made = opened(whole, str(folder / "draft"))
-        assert made.draft.vocabulary.tolist() == pair.draft.vocabulary.tolist()
-        assert EOS in made.draft.vocabulary and draft_fingerprint(made.draft) == draft_fingerprint(
-            pair.draft
-        )
+        made = opened(whole, str(folder / "draft")).draft
+        assert made.vocabulary.tolist() == pair.draft.vocabulary.tolist()
+        assert EOS in made.vocabulary
+        assert draft_fingerprint(made) == draft_fingerprint(pair.draft)
 
 
 def test_it_speculates_and_says_what_happened(models: Models) -> None:
-    target, draft = models
-    found = ours(target, draft, return_dict_in_generate=True, stop=Fixed(3))
-
+    found = ours(*models, return_dict_in_generate=True, stop=Fixed(3))
     assert isinstance(found, SpeculativeOutput)
     [trace] = found.traces
     assert found.sequences[0, 5:].tolist() == trace.tokens
@@ -116,29 +137,23 @@ def test_it_speculates_and_says_what_happened(models: Models) -> None:
 
 
 def test_rows_of_a_batch_are_what_they_are_alone(models: Models) -> None:
-    target, draft = models
     ids = torch.tensor([[EOS, EOS, 3, 7, 1], [2, 6, 5, 3, 8]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     asked = {"inputs": ids, "attention_mask": mask, "pad_token_id": EOS}
-
-    assert torch.equal(ours(target, draft, **asked), plain(target, **asked))
-
-
-def test_every_row_of_several_sequences_is_sampled(models: Models) -> None:
-    torch.manual_seed(0)
-    asked = {"do_sample": True, "num_return_sequences": 3, "eos_token_id": None}
-    found = ours(*models, **asked)
-
-    assert found.shape == (3, 25) and len({tuple(row) for row in found.tolist()}) == 3
+    assert torch.equal(ours(*models, **asked), plain(models[0], **asked))
 
 
-def test_the_seed_is_that_of_torch(models: Models) -> None:
-    def sampled() -> torch.Tensor:
+def test_every_row_of_several_sequences_is_sampled_with_the_seed_of_torch(models: Models) -> None:
+    def sampled() -> Tensor:
         torch.manual_seed(5)
-        return ours(*models, do_sample=True)
+        return ours(*models, do_sample=True, num_return_sequences=3, eos_token_id=None)
 
-    assert torch.equal(sampled(), sampled())
+    found = sampled()
+    assert found.shape == (3, 25) and len({tuple(row) for row in found.tolist()}) == 3
+    assert torch.equal(sampled(), found)
 
+
+# The distribution ---------------------------------------------------------------------------------
 
 WARPS = [
     {},
@@ -147,53 +162,47 @@ WARPS = [
     {"top_p": 0.8},
     {"temperature": 1.5, "top_k": 4, "top_p": 0.7},
 ]
+TREE = {"structure": DySpecHeap(3), "verifier": RrswVerifier(), "stop": Never()}
+CASES = [*(((5, 5, 3), warp, {}) for warp in WARPS), ((5, 5, 3), WARPS[-1], TREE)]
 
 
-def small() -> Models:
-    """Five words, the first of which ends a response."""
-    torch.manual_seed(3)
-    config = CONFIG.__class__(**{**CONFIG.to_dict(), "vocab_size": 5})
-    target, draft = LlamaForCausalLM(config).double(), LlamaForCausalLM(config).double()
-    return target.eval(), draft.eval()
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("sizes", "warp", "parts"), [*CASES, ((6, 4, 2), {"temperature": 1.5}, {})]
+)
+@pytest.mark.few(3)
+def test_the_distribution_is_that_of_generate(
+    sizes: tuple[int, int, int], warp: dict, parts: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sizes: words of the target, of the draft, and tokens that are sampled; the first word ends a
+    response. Neither our logits nor transformers' norms are rounded to float32, as they always
+    are."""
+    spread = CachedLM.spread
+    in_float64 = lambda lm, logits, dtype: spread(lm, logits, torch.float64)  # noqa: E731
+    monkeypatch.setattr(CachedLM, "spread", in_float64)
 
-
-def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither our logits nor transformers' norms are rounded to float32, as they always are."""
-    as_they_are = lambda lm, logits, dtype: logits[..., : lm.vocab_size]  # noqa: E731
-    monkeypatch.setattr(CachedLM, "spread", as_they_are)
-
-    def norm(self: LlamaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+    def norm(self: LlamaRMSNorm, x: Tensor) -> Tensor:
         variance = x.pow(2).mean(-1, keepdim=True)
         return self.weight * x * torch.rsqrt(variance + self.variance_epsilon)
 
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(("warp", "tree"), [*((warp, False) for warp in WARPS), (WARPS[-1], True)])
-@pytest.mark.few(2)
-def test_the_distribution_is_that_of_generate(
-    warp: dict, tree: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, draft = small()
-    in_float64(monkeypatch)
-    parts = (
-        {"structure": DySpecHeap(3), "verifier": RrswVerifier(), "stop": Never()} if tree else {}
-    )
+    words, others, length = sizes
+    target, draft = sized(words, 3), sized(others, 4)
 
     def decoded(sampler) -> tuple[int, ...]:
         seeded = SimpleNamespace(seeded=lambda seed: sampler)
         monkeypatch.setattr(serving.generate, "Sampler", seeded)
-        asked = {"inputs": PROMPT % 5, "max_new_tokens": 3, "do_sample": True, **warp, **parts}
+        asked = {"inputs": PROMPT % 5, "max_new_tokens": length, "do_sample": True, **warp, **parts}
         return tuple(ours(target, draft, **asked)[0, 5:].tolist())
 
-    assert largest_error(distribution_of(decoded), generated(target, warp, 3)) < 1e-9
+    found = distribution_of(decoded)
+    assert any(max(text) >= others for text in found) or words == others
+    assert largest_error(found, generated(target, warp, length)) < 1e-9
 
 
 def generated(model: LlamaForCausalLM, warp: dict, length: int) -> dict[tuple[int, ...], float]:
     """The distribution that `generate` samples, from the processors it makes."""
-    config = GenerationConfig(do_sample=True, **warp)
-    processors = model._get_logits_processor(config)
+    processors = model._get_logits_processor(GenerationConfig(do_sample=True, **warp))
     assert len(processors) == len(warp)
     found, open_texts = {}, [((), 1.0)]
     while open_texts:
@@ -203,50 +212,57 @@ def generated(model: LlamaForCausalLM, warp: dict, length: int) -> dict[tuple[in
             continue
         ids = torch.cat([PROMPT % 5, torch.tensor([text], dtype=torch.long)], 1)
         with torch.no_grad():
-            logits = model(ids).logits[:, -1]
-        probs = processors(ids, logits)[0].softmax(-1)
-        open_texts += [
-            ((*text, token), probability * p) for token, p in enumerate(probs.tolist()) if p
-        ]
+            probs = processors(ids, model(ids).logits[:, -1])[0].softmax(-1).tolist()
+        open_texts += [((*text, token), probability * p) for token, p in enumerate(probs) if p]
     return found
 
 
-class Heard(BaseStreamer):
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.ended = False
+# Streams, criteria, engines, drafts ---------------------------------------------------------------
 
-    def put(self, value: torch.Tensor) -> None:
+
+class Heard:
+    def __init__(self) -> None:
+        self.tokens = list[int]()
+
+    def put(self, value: Tensor) -> None:
         self.tokens += value.flatten().tolist()
 
     def end(self) -> None:
-        self.ended = True
+        self.tokens.append(-1)
 
 
-def test_a_stream_hears_what_a_streamer_of_generate_hears(models: Models) -> None:
-    heard, theirs = Heard(), Heard()
-    ours(*models, stream=heard)
-    plain(models[0], streamer=theirs)
-
-    assert heard.tokens == theirs.tokens and heard.ended
-
-
-def test_a_stream_that_skips_the_prompt_says_the_first_token(
+def test_streams_hear_what_a_streamer_of_generate_hears(
     models: Models, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = ours(*models, stream=TextStreamer(tiny_tokenizer(), skip_prompt=True))
+    target, draft = models
+
+    def around(model, input_ids, **given):
+        return speculate(model, input_ids, draft=draft, **given)
+
+    heard = [Heard() for _ in range(3)]
+    plain(target, streamer=heard[0])
+    found = ours(target, draft, stream=heard[1])
+    plain(target, custom_generate=around, streamer=heard[2])
+    assert heard[0].tokens == heard[1].tokens == heard[2].tokens == [*found[0].tolist(), -1]
+    ours(target, draft, stream=TextStreamer(tiny_tokenizer(), skip_prompt=True))
     assert capsys.readouterr().out.split() == [f"w{token}" for token in found[0, 5:].tolist()]
+    streamer = TextIteratorStreamer(tiny_tokenizer(), timeout=20)
+    thread = Thread(target=lambda: ours(target, draft, streamer=streamer))
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    assert text.split() == tiny_tokenizer().decode(plain(target)[0]).split()
+    for more in ({"stream": streamer}, {"num_return_sequences": 2, "do_sample": True}):
+        with pytest.raises(UserError, match=r"^streamer: expected one prompt and no stream"):
+            ours(target, draft, streamer=Heard(), **more)
 
 
 def test_stopping_criteria_end_where_they_end_generate(models: Models) -> None:
-    target, draft = models
-    whole = plain(target)[0].tolist()
-    word = whole[12]
+    word = plain(models[0])[0, 12]
     criteria = StoppingCriteriaList([lambda ids, scores, **_: ids[:, -1] == word])
-    asked = {"stopping_criteria": criteria}
-
-    found = ours(target, draft, **asked)
-    assert torch.equal(found, plain(target, **asked)) and found.shape[1] <= 13
+    found = ours(*models, stopping_criteria=criteria)
+    assert torch.equal(found, plain(models[0], stopping_criteria=criteria))
+    assert found.shape[1] <= 13
 
 
 def test_another_engine(models: Models) -> None:
@@ -260,61 +276,63 @@ def test_a_draft_from_its_folder_and_a_pair(tmp_path: Path) -> None:
     save_tiny_pair(tmp_path)
     target = LlamaForCausalLM.from_pretrained(tmp_path / "target").double()
     pair = tiny_pair()
-
     assert torch.equal(ours(target, tmp_path / "draft"), plain(target))
     assert torch.equal(ours(pair.target.model, pair), plain(pair.target.model))
-
-
-def test_a_model_attends_afterwards_as_before(models: Models) -> None:
-    target, draft = models
-    before = target.config._attn_implementation
-    ours(target, draft)
-    assert target.config._attn_implementation == before != ATTENTION
-
-
-def test_a_model_in_training_is_in_training_afterwards(models: Models) -> None:
-    target, draft = (model.train() for model in models)
-    target.model.norm.eval()
-    ours(target, draft)
-    assert target.training and draft.training and not target.model.norm.training
-
-
-def test_an_attention_set_between_calls_stays(models: Models) -> None:
-    ours(*models)
-    models[0].set_attn_implementation("eager")
-    ours(*models)
-    assert models[0].config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda model: model.double()])
 def test_a_model_in_plain_code_stays_a_plain_model(change, models: Models) -> None:
     target, draft = (model.float() for model in models)
     expected = ours(target, draft)
-    assert {type(module) for module in target.modules() if isinstance(module, nn.Linear)} == {
-        nn.Linear
-    }
+    linears = [module for module in target.modules() if isinstance(module, nn.Linear)]
+    assert {type(module) for module in linears} == {nn.Linear}
     assert torch.equal(plain(change(target)), expected)
 
 
-def test_changed_weights_are_seen(models: Models) -> None:
-    target, draft = (model.float() for model in models)
-    ours(target, draft)
-    with torch.no_grad():
-        for parameter in target.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+@pytest.mark.parametrize(("target", "draft"), [(40, 32), (32, 40)])
+def test_padded_output_layers_of_two_sizes(target: int, draft: int, tmp_path: Path) -> None:
+    """A token that the draft does not have, in prompt and response alike: the draft reads its last
+    one."""
+    folder = saved(tmp_path / "draft", draft)
+    for seed in range(3):
+        model = sized(target, seed)
+        prompt = torch.tensor([[3, target - 1, 7, target - 2, 1]])
+        asked = {"inputs": prompt, "eos_token_id": None, "max_new_tokens": 24}
+        expected = plain(model, **asked)
+        assert torch.equal(ours(model, folder, **asked), expected)
+        assert torch.equal(ours(model, sized(draft), **asked), expected)
+        assert target < 33 or expected[0, 5:].max() >= 32 or seed
 
-    found = ours(target, draft)
-    assert torch.equal(found, plain(target))
-    fresh = LlamaForCausalLM(CONFIG)
-    fresh.load_state_dict(target.state_dict())
-    assert torch.equal(found, plain(fresh))
+
+def test_a_pair_that_was_cut_says_all_that_generate_says(tmp_path: Path) -> None:
+    folders = [str(saved(tmp_path / str(words), words)) for words in (40, 32)]
+    pair = open_pair(*folders, dtype="float64")
+    asked = {"eos_token_id": None, "inputs": PROMPT % 5}
+    expected = plain(pair.target.model, **asked)
+    assert torch.equal(ours(pair.target.model, pair, **asked), expected)
+    assert pair.target.vocab_size == pair.draft.vocab_size == 32, "elsewhere as before"
+
+
+def test_a_draft_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder, other = save_tiny_pair(tmp_path), saved(tmp_path / "other", 32)
+    words = (other / "tokenizer.json").read_text().replace('"w7"', '"seven"')
+    (other / "tokenizer.json").write_text(words)
+    target = LlamaForCausalLM.from_pretrained(folder / "target")
+    for draft in (other, LlamaForCausalLM.from_pretrained(other)):
+        with pytest.raises(UserError, match=r"^draft: .*token 7 is 'seven' there, 'w7' here"):
+            ours(target, draft)
+    target.name_or_path = ""  # whose tokenizer nobody can compare
+    vars(target).pop("_speculative")
+    assert torch.equal(ours(target, other), plain(target))
+
+
+# Predictors ---------------------------------------------------------------------------------------
 
 
 def checkpoint(folder: Path, pair: Models, name: str, **context) -> Path:
-    target, draft = pair
     identity = {
         "name": "tiny",
-        "target": model_fingerprint(target),
+        "target": model_fingerprint(pair[0]),
         "draft": draft_fingerprint(tiny_pair().draft),
         "tokenizer": "",
     }
@@ -330,9 +348,28 @@ def test_a_predictor_is_asked(
 ) -> None:
     folder = checkpoint(tmp_path / name, models, name)
     found = ours(*models, predictor=str(folder), threshold=threshold, return_dict_in_generate=True)
-
     assert torch.equal(found.sequences, plain(models[0]))
     assert any(round_.predicted for round_ in found.traces[0].rounds)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "calibration.json", "config.json"])
+def test_a_damaged_predictor_is_refused(file: str, models: Models, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "value", models, "value")
+    (folder / file).write_bytes(b"no")
+    with pytest.raises(UserError, match=r"^predictor: .* damaged"):
+        ours(*models, predictor=folder)
+
+
+def test_a_predictor_of_another_pair_or_warp_is_refused(models: Models, tmp_path: Path) -> None:
+    other = checkpoint(tmp_path / "a", (sized(5), models[1]), "value")
+    with pytest.raises(UserError, match="pair.target"):
+        ours(*models, predictor=other)
+    sampled = checkpoint(tmp_path / "b", models, "value")
+    with pytest.raises(UserError, match="warp.temperature"):
+        ours(*models, predictor=sampled, do_sample=True)
+
+
+# Refusals -----------------------------------------------------------------------------------------
 
 
 def sampled(warper: LogitsProcessor) -> dict:
@@ -348,6 +385,7 @@ REFUSED = {
     "output_scores": {"output_scores": True, "return_dict_in_generate": True},
     "threshold": {"threshold": 0.5},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4, "trust_remote_code": True},
+    "dola_layers: not supported": {"dola_layers": "high"},  # compares layers
     "stop: expected a stop rule": {"stop": 0.4},
     "structure: expected": {"structure": 3},
     "verifier: expected": {"verifier": 3},
@@ -369,11 +407,15 @@ REFUSED = {
     "position_ids: expected": {"position_ids": torch.tensor([[5, 6, 7, 8, 9]])},
     "position_ids: expected those": {"position_ids": torch.tensor([[0, 1, 2]])},
     "input_ids: expected a prompt": {"inputs": torch.zeros(1, 0, dtype=torch.long)},
+    "input_ids: expected at least one prompt": {"inputs": PROMPT[:0]},
+    "input_ids: expected tokens from 0 to 31, got -1": {"inputs": torch.tensor([[3, -1]])},
+    "input_ids: expected tokens from 0 to 31, got 3 to 32": {"inputs": torch.tensor([[3, VOCAB]])},
     "prompt: empty": {"attention_mask": torch.zeros(1, 5, dtype=torch.long)},
     "min_tokens_to_keep=1": sampled(TopPLogitsWarper(0.1, min_tokens_to_keep=5)),
     "filter_value=-inf": sampled(TopKLogitsWarper(3, filter_value=-1.0)),
     "structure, verifier": {"structure": DySpecHeap(3)},
     "inputs_embeds": {"inputs": None, "inputs_embeds": torch.zeros(1, 2, 24, dtype=torch.float64)},
+    "StopStringCriteria(tokenizer,": {"stop_strings": ["w3"], "tokenizer": tiny_tokenizer()},
 }
 
 
@@ -394,27 +436,20 @@ def test_inputs_that_our_engines_leave_out_are_refused(models: Models) -> None:
         ours(target, models[1], token_type_ids=torch.zeros_like(PROMPT), **asked)
 
 
-def test_what_is_no_draft_of_this_model_is_refused(models: Models) -> None:
-    with pytest.raises(UserError, match="pair has another target"):
-        ours(models[0], tiny_pair())
-    with pytest.raises(UserError, match="draft: expected a model"):
-        plain(models[0], custom_generate=speculate)
-    with pytest.raises(UserError, match="draft: expected a model"):
-        ours(models[0], 123)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "calibration.json", "config.json"])
-def test_a_damaged_predictor_is_refused(file: str, models: Models, tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "value", models, "value")
-    (folder / file).write_bytes(b"no")
-    with pytest.raises(UserError, match=r"^predictor: .* damaged"):
-        ours(*models, predictor=folder)
-
-
-def test_a_predictor_of_another_pair_or_warp_is_refused(models: Models, tmp_path: Path) -> None:
-    other = checkpoint(tmp_path / "a", (small()[0], models[1]), "value")
-    with pytest.raises(UserError, match="pair.target"):
-        ours(*models, predictor=other)
-    sampled = checkpoint(tmp_path / "b", models, "value")
-    with pytest.raises(UserError, match="warp.temperature"):
-        ours(*models, predictor=sampled, do_sample=True)
+def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models: Models) -> None:
+    target, draft = models
+    with torch.device("meta"):
+        empty = LlamaForCausalLM(target.config)
+    faults: list[tuple[str, Any, dict]] = [
+        ("pair has another target", target, {"draft": tiny_pair()}),
+        ("draft: expected a model", target, {}),
+        ("draft: expected a model", target, {"draft": 123}),
+        ("^draft: expected weights, got LlamaForCausalLM on", target, {"draft": empty}),
+        ("^model: expected weights, got LlamaForCausalLM on", empty, {"draft": draft}),
+    ]
+    for line, model, given in faults:
+        with pytest.raises(UserError, match=line):
+            plain(model, custom_generate=speculate, **given)
+    with pytest.raises(UserError, match=r"^input_ids: expected tokens, got a tensor on the meta"):
+        config = GenerationConfig(max_length=9)
+        speculate(empty, PROMPT.to("meta"), draft=draft, generation_config=config)
