@@ -92,9 +92,7 @@ class ChatPool:
         self.folder, self.held_out = folder, held_out
         self.read: set[Path] = set()
         self.chats: list[Chat] = []
-        self.layers: tuple[
-            int, ...
-        ] = ()  # that the chats keep hidden states of, besides the last one
+        self.layers: tuple[int, ...] = ()  # whose states the chats keep besides the last one
         self.refresh()
 
     def refresh(self) -> None:

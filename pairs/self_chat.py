@@ -6,22 +6,28 @@ prompt in between). A finished slot starts afresh at once, so each forward advan
 token and no row is ever padding. Along with the tokens come the target's last hidden states (after
 the final norm), from which the head gives p: training needs no further target forward."""
 
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
+from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from data_gen.prompts import Prompt
+from data_gen.prompts.prompt import Prompt, read_rows, text_of
 from data_gen.prompts.render import rendered
 from decoding.models.ends import end_ids
 from decoding.models.kv_cache import ATTENTION
 from decoding.models.options import first_line
-from pairs.chats import Chat
+from pairs.chats import Chat, layers_of, save_chats, shards
 from runtime.errors import UserError
+from runtime.files import alive, refuse_foreign
 
 
 class SlotCache(Cache):
@@ -35,12 +41,7 @@ class SlotCache(Cache):
         self.buffers: list[tuple[Tensor, Tensor]] = []
 
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *args: object,
-        **kwargs: object,
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one token per slot ([B, kv_heads, 1, D]) and return views of the first `width`
         rows."""
@@ -59,7 +60,7 @@ class SlotCache(Cache):
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         return self.capacity
 
-    def get_mask_sizes(self, *args: object, **kwargs: object) -> tuple[int, int]:
+    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self.width, 0
 
 
@@ -75,25 +76,9 @@ class Slot:
     answers: int = 0
 
 
-@dataclass(frozen=True)
-class SelfChatConfig:
-    """slots: batch rows; prompt_tokens, response_tokens: most sampled per turn; responses: answers
-    per prompt; prompt_temperature: sampling temperature of prompts; temperatures: of answer 0, 1,
-    ... (cycled); feature_layers: hidden states that are kept besides the last one (0: the
-    embeddings, i: after layer i)."""
-
-    slots: int = 128
-    prompt_tokens: int = 64
-    response_tokens: int = 192
-    responses: int = 2
-    prompt_temperature: float = 1.0
-    temperatures: tuple[float, ...] = (1.0, 0.6)
-    feature_layers: tuple[int, ...] = ()
-
-
 def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Token ids before the user's text, and those between its end-of-turn token and the assistant's
-    text. Raises UserError where the chat template gives no such ids."""
+    """Return token ids before the user's text, and those between its end-of-turn token and the
+    assistant's text. Raises UserError where the chat template gives no such ids."""
     mark = "\u0001"
     if not tokenizer.chat_template:
         raise UserError(
@@ -127,36 +112,27 @@ class SelfChat:
     """Iterator over `Chat`s; any end of the target ends a turn that is sampled, the tokenizer's eos
     is written after a user's.
 
-    A user turn is the next of `prompts` (token ids) for as long as they last, then the target's own
-    completion of one of `openings` (token ids, drawn uniformly)."""
+    config: ``chats`` of conf/distill_draft.yaml. A user turn is the next of `prompts` (token ids)
+    for as long as they last, then the target's own completion of one of `openings` (token ids,
+    drawn uniformly)."""
 
     def __init__(
         self,
         model: LlamaForCausalLM,
         tokenizer: PreTrainedTokenizerBase,
-        config: SelfChatConfig,
+        config: Any,
         seed: int,
         prompts: Iterable[list[int]] = (),
         openings: Sequence[Sequence[int]] = ((),),
     ) -> None:
-        self.model, self.config, self.prompts, self.openings = (
-            model,
-            config,
-            iter(prompts),
-            openings,
-        )
+        self.model, self.config = model, config
+        self.prompts, self.openings = iter(prompts), openings
         self.rng = random.Random(seed)
         self.user_header, self.assistant_header = chat_headers(tokenizer)
         self.eos, self.ends = int(tokenizer.eos_token_id), end_ids(model, tokenizer)
         self.generator = torch.Generator(model.device).manual_seed(seed)
-        longest = (
-            len(self.user_header)
-            + config.prompt_tokens
-            + 1
-            + len(self.assistant_header)
-            + config.response_tokens
-        )
-        self.cache = SlotCache(config.slots, longest + 1)
+        longest = len(self.user_header) + config.prompt_tokens + 1 + len(self.assistant_header)
+        self.cache = SlotCache(config.slots, longest + config.response_tokens + 1)
         self.slots = [self._fresh() for _ in range(config.slots)]
 
     def _fresh(self) -> Slot:
@@ -164,12 +140,8 @@ class SelfChat:
         if given is None:
             opening = self.rng.choice(self.openings)[: self.config.prompt_tokens - 1]
             return Slot(forced=[*self.user_header, *opening])
-        prompt = [
-            *self.user_header,
-            *given[: self.config.prompt_tokens],
-            self.eos,
-            *self.assistant_header,
-        ]
+        prompt = [*self.user_header, *given[: self.config.prompt_tokens]]
+        prompt += [self.eos, *self.assistant_header]
         return Slot(forced=prompt, start=len(prompt))
 
     def __iter__(self) -> Iterator[Chat]:
@@ -187,7 +159,7 @@ class SelfChat:
 
     @torch.inference_mode()
     def _step(self, feed: list[int]) -> tuple[Tensor, list[int]]:
-        """Forward one token per slot and sample the next. Returns states [B, L + 1, H] and drawn
+        """Forward one token per slot and sample the next. Return states [B, L + 1, H] and drawn
         ids [B]."""
         device = self.model.device
         lengths = torch.tensor([len(slot.tokens) for slot in self.slots], device=device)
@@ -213,40 +185,108 @@ class SelfChat:
         return torch.stack([*kept, hidden], 1).to(torch.bfloat16).cpu(), drawn.tolist()
 
     def _temperatures(self) -> Tensor:
-        """[B]: of the turn each slot is in; user turns have start 0."""
+        """Return [B], those of the turn each slot is in; user turns have start 0."""
         cycle, prompt = self.config.temperatures, self.config.prompt_temperature
         values = [cycle[slot.answers % len(cycle)] if slot.start else prompt for slot in self.slots]
         return torch.tensor(values, device=self.model.device)
 
     def _advance(self, row: int, slot: Slot, drawn: int) -> Chat | None:
-        """Queue the slot's next token; return a finished chat, if this step finished one."""
+        """Queue the slot's next token; return a finished chat, if this step finished one: then the
+        slot is wound back to the prompt for another answer, or starts a new conversation."""
         if slot.forced:
             return None
+        slot.forced, ended = [drawn], drawn in self.ends
         if slot.start == 0:
-            slot.forced = self._user_turn(slot, drawn)
+            sampled = len(slot.tokens) - len(self.user_header)
+            if ended or sampled >= self.config.prompt_tokens:
+                slot.start = len(slot.tokens) + 1 + len(self.assistant_header)
+                slot.forced = [self.eos, *self.assistant_header]
             return None
-        slot.forced = [drawn]
-        length = len(slot.tokens) + 1 - slot.start
-        if drawn not in self.ends and length < self.config.response_tokens:
+        if not ended and len(slot.tokens) + 1 - slot.start < self.config.response_tokens:
             return None
-        return self._finish(row, slot, drawn)
-
-    def _user_turn(self, slot: Slot, drawn: int) -> list[int]:
-        sampled = len(slot.tokens) - len(self.user_header)
-        if drawn not in self.ends and sampled < self.config.prompt_tokens:
-            return [drawn]
-        slot.start = len(slot.tokens) + 1 + len(self.assistant_header)
-        return [self.eos, *self.assistant_header]
-
-    def _finish(self, row: int, slot: Slot, drawn: int) -> Chat:
-        """Emit the answer; wind back to the prompt for another one, or start a new conversation."""
         tokens = torch.tensor([*slot.tokens, drawn], dtype=torch.int32)
         chat = Chat(tokens, slot.start, torch.stack(slot.states))
         slot.answers += 1
         if slot.answers < self.config.responses:
-            last = slot.tokens[slot.start - 1]
-            kept = slice(slot.start - 1)
-            slot.tokens, slot.states, slot.forced = slot.tokens[kept], slot.states[kept], [last]
+            slot.forced = [slot.tokens[slot.start - 1]]
+            del slot.tokens[slot.start - 1 :], slot.states[slot.start - 1 :]
         else:
             self.slots[row] = self._fresh()
         return chat
+
+
+# On disk ------------------------------------------------------------------------------------------
+
+
+class ChatWriter:
+    """The endless chats of this process, written to `folder`. One stream for the whole run: a new
+    one would drop the chats that are not finished, long ones above all, and begin again with the
+    first of ``chats.prompts``."""
+
+    def __init__(
+        self, settings: Any, seed: int, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """settings: ``chats`` of conf/distill_draft.yaml."""
+        folder = Path(settings.folder)
+        refuse_foreign(folder, "chats-*", key="chats.folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"chats-{seed:03d}-*.partial"):  # of a process that was killed
+            pid = left.stem.rpartition("-")[2]
+            if pid.isdecimal() and not alive(int(pid)):
+                left.unlink(missing_ok=True)
+        self.settings, self.folder, self.seed = settings, folder, seed
+        again = seed * 1_000_003 + len(shards(folder))  # never the same chats after a restart
+        prompts = read_texts(settings, "prompts", tokenizer)
+        openings = read_texts(settings, "openings", tokenizer)
+        self.stream = iter(SelfChat(target, tokenizer, settings, again, prompts, openings or [[]]))
+
+    def write(self, tokens: int) -> None:
+        """Write shards until the folder holds `tokens` response tokens (of every process that
+        writes there). Raises UserError where its chats keep other hidden states."""
+        layers = tuple(self.settings.feature_layers)
+        for path in shards(self.folder):
+            if (known := layers_of(path)) != layers:
+                raise UserError(
+                    f"chats.feature_layers: expected {[*known]}, as of the chats in {self.folder},"
+                    f" got {[*layers]}. Choose another chats.folder=..."
+                )
+        have, number = written_tokens(self.folder), len(shards(self.folder))
+        if have >= tokens:
+            return
+        with tqdm(total=tokens, initial=have, unit="tok", desc="chats", smoothing=0.1) as bar:
+            while have < tokens:
+                shard, count = list[Chat](), 0
+                while count < self.settings.shard_tokens:
+                    shard.append(next(self.stream))
+                    count += len(shard[-1].hidden)
+                    bar.update(len(shard[-1].hidden))
+                name = f"chats-{self.seed:03d}-{number:05d}-{os.getpid()}.safetensors"
+                save_chats(self.folder / name, shard, layers)
+                number += 1
+                have = written_tokens(self.folder)
+
+
+def written_tokens(folder: Path) -> int:
+    """Count the response tokens in all shards. Hidden states are not read."""
+    total = 0
+    for path in shards(folder):
+        with safe_open(path, "pt") as file:
+            total += int((file.get_tensor("lengths") - file.get_tensor("starts")).sum())
+    return total
+
+
+def first_round(settings: Any) -> int:
+    """Return the response tokens needed before training can begin: the held-out chats and one shard
+    more."""
+    least = 2 * settings.shard_tokens + settings.held_out * settings.response_tokens
+    return int(min(settings.tokens, least))
+
+
+def read_texts(settings: Any, key: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return the token ids of the ``prompt`` field of each row of the JSONL file ``chats.<key>``;
+    none where it is null."""
+    file, name = getattr(settings, key), f"chats.{key}"
+    if file is None:
+        return []
+    texts = [text_of(row, "prompt", name, where) for where, _, row in read_rows(file, name)]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]

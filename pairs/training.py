@@ -1,15 +1,21 @@
 """Training a draft on its target's own chats: one loop for every kind of draft.
 
 The kinds (`pairs.ordinary`, `pairs.eagle`) differ in their model and in where their losses are
-taken (`DraftInTraining`). Batches, learning rate, optimiser, saving and going on are here. Each
-step of a draft has the loss of `pairs.losses` plus a smooth-L1 regression of the draft's last
-hidden state on the target's."""
+taken (`DraftInTraining`). Losses, optimiser, batches, learning rate, saving and going on are here.
+
+Per response position the loss is KL(p || q), mixed with a share of the total variation
+TV(p, q) = 1 - sum min(p, q), which is the rejection rate itself, plus a smooth-L1 regression of the
+draft's last hidden state on the target's. The output layer costs more than a small draft, so the
+first part is taken on a random share of the positions and its gradient is written out instead of
+being traced."""
 
 import json
+import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -20,12 +26,134 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pairs.chats import Chat, ChatPool, batches
-from pairs.losses import Overlap, head_gradient, measure_overlap
-from pairs.muon import Muon
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Field, NotNegative, Positive, Probability
 
+ROWS = 128  # positions whose logits are held at once, [128, V] float32
 STATE = "state.safetensors"  # file of a run's weights, optimiser state and progress
+
+
+# Losses -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Means over positions. acceptance: sum_v min(p, q); agreement: argmax p = argmax q; kl: KL(p
+    || q) in nats."""
+
+    acceptance: float
+    agreement: float
+    kl: float
+    positions: int
+
+
+@torch.no_grad()
+def head_gradient(
+    own: Tensor, target: Tensor, head: Tensor, total_variation: float
+) -> tuple[Tensor, float]:
+    """Return the gradient of the mean loss by `own`, and the mean acceptance. own, target: [n, H]
+    hidden states; head: [V, H], whose dtype is that of the products.
+
+    By the draft's logits, KL(p || q) has gradient q - p, and TV(p, q) has q (Q - 1[q < p]) with Q =
+    sum_{q < p} q."""
+    gradients, accepted = [], 0.0
+    for own_rows, target_rows in zip(own.split(ROWS), target.split(ROWS), strict=True):
+        p, q = ((rows.to(head) @ head.T).float().softmax(-1) for rows in (target_rows, own_rows))
+        below = (q < p).to(q)
+        of_q, of_p = (torch.linalg.vecdot(distribution, below)[:, None] for distribution in (q, p))
+        accepted += (1 - of_p + of_q).sum().item()
+        factor = below.mul_(-total_variation).add_(1 - total_variation + total_variation * of_q)
+        gradient = factor.mul_(q).sub_(p, alpha=1 - total_variation)
+        gradients.append((gradient.to(head) @ head).to(own))
+    return torch.cat(gradients) / len(own), accepted / len(own)
+
+
+@torch.no_grad()
+def measure_overlap(
+    states: Callable[[list[Chat]], tuple[Tensor, Tensor]],
+    chats: list[Chat],
+    head: Tensor,
+    stride: int = 1,
+) -> Overlap:
+    """Return how close the draft's distribution is to the target's on every `stride`-th response
+    position of `chats`, temperature 1.
+
+    states: of a batch, hidden states of the draft and of the target, [n, H] each, at the same n
+    positions; head: [V, H].
+    """
+    sums = torch.zeros(3, dtype=torch.float64)
+    count = 0
+    for batch in batches(chats, 4096, random.Random(0)):
+        for own, target in zip(*(x[::stride].split(ROWS) for x in states(batch)), strict=True):
+            log_p, log_q = (target @ head.T).log_softmax(-1), (own @ head.T).log_softmax(-1)
+            p, q = log_p.exp(), log_q.exp()
+            same = (p.argmax(-1) == q.argmax(-1)).sum()
+            kl = (p * (log_p - log_q)).sum()
+            sums += torch.stack([torch.minimum(p, q).sum(), same, kl]).double().cpu()
+            count += len(own)
+    acceptance, agreement, kl = (sums / count).tolist()
+    return Overlap(acceptance, agreement, kl, count)
+
+
+# The optimiser ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """Return nearly the orthogonal factor of `matrix` [m, n]: five quintic Newton-Schulz steps
+    (Muon, Jordan et al. 2024).
+
+    In the matrix's own dtype (torch.optim.Muon: always bfloat16, slow on a CPU without it)."""
+    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    return x if matrix.shape[0] <= matrix.shape[1] else x.T
+
+
+class Muon:
+    """Momentum, orthogonalised, for weight matrices; AdamW for the norms' vectors. Its whole state
+    is `state`."""
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        momentum: float,
+        dtype: torch.dtype,
+        factors: Mapping[str, float],
+    ) -> None:
+        """factors: of the learning rate, for parameters that have one of their own."""
+        self.parameters, self.momentum, self.dtype = parameters, momentum, dtype
+        self.factors = factors
+        self.state = {f"{name}.momentum": torch.zeros_like(p) for name, p in parameters.items()}
+        self.state |= {
+            f"{name}.square": torch.zeros_like(p) for name, p in parameters.items() if p.ndim == 1
+        }
+
+    @torch.no_grad()
+    def step(self, lr: float, number: int) -> None:
+        """Update from the gradients, which are cleared. `number` counts steps from 1."""
+        for name, parameter in self.parameters.items():
+            gradient, momentum = parameter.grad, self.state[f"{name}.momentum"]
+            if gradient is None:  # nothing depended on it
+                continue
+            if parameter.ndim == 2:
+                momentum.mul_(self.momentum).add_(gradient)
+                step = orthogonalised((gradient + self.momentum * momentum).to(self.dtype))
+                # so that its root mean square is as Adam's
+                rate = 0.2 * lr * self.factors.get(name, 1.0) * math.sqrt(max(parameter.shape))
+                parameter.sub_(step.to(parameter), alpha=rate)
+            else:
+                square = self.state[f"{name}.square"]
+                momentum.lerp_(gradient, 0.1)
+                square.lerp_(gradient.square(), 0.05)
+                unbiased = (square / (1 - 0.95**number)).sqrt_() + 1e-8
+                parameter.sub_(lr * momentum / (1 - 0.9**number) / unbiased)
+            parameter.grad = None
+
+
+# The loop -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -63,12 +191,12 @@ class DraftInTraining(Protocol):
     """Of the learning rate, for parameters that have one of their own."""
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Everything that changes, by name."""
+        """Return everything that changes, by name."""
         ...
 
     def states(self, chats: list[Chat], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Of each step: last hidden states of draft and target, [n, H] each float32, at the same n
-        positions, which are among those that predict a response token.
+        """Return of each step the last hidden states of draft and target, [n, H] each float32, at
+        the same n positions, which are among those that predict a response token.
 
         dtype: of the matrix products."""
         ...
@@ -143,58 +271,47 @@ class DraftTraining:
             self.progress["epoch"] += 1
 
     def train_step(self, batch: list[Chat]) -> dict[str, Any]:
-        """One update. Returns the batch's mean acceptance and regression loss of the first step of
-        a draft, and lr, with the run's progress."""
+        """Make one update. Return the batch's mean acceptance and regression loss of the first step
+        of a draft, and lr, with the run's progress."""
         started = time.perf_counter()
         steps = self.draft.states(batch, self.dtype)
-        chosen = torch.Generator().manual_seed(self.seed * 1_000_003 + self.progress["step"])
-        found = [self._distribution_gradient(*step, chosen) for step in steps]
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.progress["step"])
+        gradients, accepted = list[Tensor](), list[float]()
+        for weight, (own, target) in zip(self.draft.weights, steps, strict=True):
+            share = max(1, round(len(own) * self.config.positions))
+            chosen = torch.randperm(len(own), generator=generator)[:share].to(own.device)
+            rows, head = (own[chosen].detach(), target[chosen]), self.products_head
+            gradient, acceptance = head_gradient(*rows, head, self.config.total_variation)
+            gradients.append(weight * torch.zeros_like(own).index_copy_(0, chosen, gradient))
+            accepted.append(acceptance)
         regression = [nn.functional.smooth_l1_loss(own, target) for own, target in steps]
-        self._backward(steps, [gradient for gradient, _ in found], regression)
+        weighted = torch.stack(
+            [weight * loss for weight, loss in zip(self.draft.weights, regression, strict=True)]
+        )
+        torch.autograd.backward(
+            [*(own for own, _ in steps), self.config.regression * weighted.sum()],
+            [*gradients, None],
+        )
         lr = self.learning_rate()
         self.progress["step"] += 1
         self.optimiser.step(lr, self.progress["step"])
         self.progress["tokens"] += len(steps[0][0])
         self.progress["seconds"] += time.perf_counter() - started
-        shown = {"acceptance": found[0][1], "regression": regression[0].item(), "lr": lr}
+        shown = {"acceptance": accepted[0], "regression": regression[0].item(), "lr": lr}
         return shown | self.progress
-
-    def _distribution_gradient(
-        self, own: Tensor, target: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, float]:
-        """`head_gradient` on a random share of the rows, zeros for the others."""
-        share = max(1, round(len(own) * self.config.positions))
-        chosen = torch.randperm(len(own), generator=generator)[:share].to(own.device)
-        gradient, acceptance = head_gradient(
-            own[chosen].detach(), target[chosen], self.products_head, self.config.total_variation
-        )
-        return torch.zeros_like(own).index_copy_(0, chosen, gradient), acceptance
-
-    def _backward(
-        self,
-        steps: Sequence[tuple[Tensor, Tensor]],
-        gradients: Sequence[Tensor],
-        regression: Sequence[Tensor],
-    ) -> None:
-        """Add up the losses of all steps, the distribution loss by its `gradients`."""
-        weights = self.draft.weights
-        weighted = torch.stack([w * loss for w, loss in zip(weights, regression, strict=True)])
-        scaled = [w * gradient for w, gradient in zip(weights, gradients, strict=True)]
-        torch.autograd.backward(
-            [*(own for own, _ in steps), self.config.regression * weighted.sum()], [*scaled, None]
-        )
 
     @torch.no_grad()
     def held_out_scores(self) -> list[Overlap]:
-        """Of step 1, 2, ... of a draft, on the held-out chats, over the whole vocabulary."""
+        """Return those of step 1, 2, ... of a draft, on the held-out chats, over the whole
+        vocabulary."""
 
-        def of_step(step: int) -> Overlap:
-            def states(chats: list[Chat]) -> tuple[Tensor, Tensor]:
-                return self.draft.states(chats, self.dtype)[step]
+        def states(step: int, chats: list[Chat]) -> tuple[Tensor, Tensor]:
+            return self.draft.states(chats, self.dtype)[step]
 
-            return measure_overlap(states, self.pool.validation, self.head, stride=2)
-
-        return [of_step(step) for step in range(len(self.draft.weights))]
+        return [
+            measure_overlap(partial(states, step), self.pool.validation, self.head, stride=2)
+            for step in range(len(self.draft.weights))
+        ]
 
     def save(self) -> None:
         """Write weights, optimiser state and progress; the file is replaced whole."""

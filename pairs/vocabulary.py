@@ -1,5 +1,5 @@
 """Which tokens a draft should be able to propose: counted in its target's responses, judged on
-others.
+others, and what they save.
 
 Frequency-ranked as in FR-Spec (2502.14856), over the target's own responses instead of a corpus.
 """
@@ -7,21 +7,35 @@ Frequency-ranked as in FR-Spec (2502.14856), over the target's own responses ins
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from data_gen.columns import blocks
 from data_gen.labels import overlap
+from data_gen.storage.dataset import Harvest
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import rows_of
-from decoding.models.loading import ModelPair
+from decoding.models.loading import ModelPair, pair_identity
 from decoding.picking import largest
 from decoding.sampling import Warp
-from pairs.chats import Chat
+from evaluation.replay.read import refuse_other_pair
+from pairs.chats import Chat, load_chats, shards
+from runtime.errors import UserError
+from runtime.job import command_line
 
+HEADER = ["tokens", "of what was said", "of p", "acceptance", "agreement"]
+HEADER += ["draft forward", "modelled speed-up"]
+LEGEND = (
+    "of what was said, of p: share of held-out response tokens, mean of the target's distribution,"
+    " that the vocabulary holds. Acceptance: sum(min(p, q)). Draft forward: measured here, one row."
+    " Speed-up: the best fixed draft length's, modelled from these and the measured target, as if"
+    " every token were accepted independently."
+)
 CONTEXT, WARM_UP, REPEATS = 128, 5, 30  # of timed forwards: rows in the cache, how many are run
 
 
@@ -47,15 +61,15 @@ class Text:
 
 
 def count(texts: Iterable[Text], vocab_size: int) -> Tensor:
-    """[V], how often each token was said."""
+    """Return [V], how often each token was said."""
     said = torch.cat([text.response for text in texts])
     return torch.bincount(said, minlength=vocab_size)
 
 
 def ranked(counts: Tensor) -> Tensor:
-    """[V] tokens, the most frequent first, and the lowest id first of equally frequent ones: byte
-    pairs are numbered in the order they were merged in, so of tokens never said the commoner ones
-    come first."""
+    """Return [V] tokens, the most frequent first, and the lowest id first of equally frequent ones:
+    byte pairs are numbered in the order they were merged in, so of tokens never said the commoner
+    ones come first."""
     return counts.argsort(descending=True, stable=True)
 
 
@@ -74,8 +88,8 @@ class Fit:
 def fits(
     pair: ModelPair, texts: Iterable[Text], vocabularies: Sequence[Tensor], warps: tuple[Warp, Warp]
 ) -> list[Fit]:
-    """Of each of `vocabularies` ([k] tokens). The draft of `pair` must have all tokens; warps:
-    target's, draft's."""
+    """Return the fit of each of `vocabularies` ([k] tokens). The draft of `pair` must have all
+    tokens; warps: target's, draft's."""
     sums, positions = torch.zeros(len(vocabularies), 3), 0
     for text in texts:
         ours, theirs = (_logits(lm, text) for lm in (pair.target, pair.draft))
@@ -83,31 +97,25 @@ def fits(
         for p_logits, q_logits in blocks(ours, theirs):
             p = warps[0].probs(p_logits)
             for row, tokens in enumerate(vocabularies):
-                sums[row] += _fit(p, warps[1].probs(_only(q_logits, tokens)), tokens)
+                # as a draft of that vocabulary gives them: -inf for all other tokens
+                said = torch.full_like(q_logits, -torch.inf)
+                q = warps[1].probs(said.index_copy_(-1, tokens, q_logits[:, tokens]))
+                same = largest(p) == largest(q)
+                parts = [p[:, tokens].sum(), overlap(p, q).sum(), same.sum()]
+                sums[row] += torch.stack(parts).cpu()
     return [Fit(*row) for row in (sums / positions).tolist()]
 
 
 def _logits(lm: CachedLM, text: Text) -> Tensor:
-    """[n, V] before each token of the response."""
+    """Return [n, V] before each token of the response."""
     lm.reset()
     lm.forward(text.tokens[: text.start - 1], logits="none")
     return lm.forward(text.tokens[text.start - 1 : -1]).logits
 
 
-def _only(logits: Tensor, tokens: Tensor) -> Tensor:
-    """[n, V] with -inf for all but `tokens`, as a draft of that vocabulary gives them."""
-    return torch.full_like(logits, -torch.inf).index_copy_(-1, tokens, logits[:, tokens])
-
-
-def _fit(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-    """[3], the sums over the rows of p and q [n, V] that `Fit` has means of."""
-    same = largest(p) == largest(q)
-    return torch.stack([p[:, tokens].sum(), overlap(p, q).sum(), same.sum()]).cpu()
-
-
 def shortened(texts: Iterable[Text], positions: int) -> list[Text]:
-    """The first of `texts`, as many as have so many response tokens in all; the last of them is
-    cut."""
+    """Return the first of `texts`, as many as have so many response tokens in all; the last of them
+    is cut."""
     kept: list[Text] = []
     for text in texts:
         if positions <= 0:
@@ -121,8 +129,8 @@ def shortened(texts: Iterable[Text], positions: int) -> list[Text]:
 
 
 def draft_seconds(draft: CachedLM, vocabularies: Sequence[Tensor]) -> list[float]:
-    """Of a forward on one row with each of `vocabularies` ([k] tokens), then with all tokens; in
-    turns, medians."""
+    """Return the seconds of a forward on one row with each of `vocabularies` ([k] tokens), then
+    with all tokens; in turns, medians."""
     head: Any = draft.model.get_output_embeddings()
     ways = [*((rows_of(head, tokens), tokens) for tokens in vocabularies), (head, draft.vocabulary)]
     seconds: list[list[float]] = [[] for _ in ways]
@@ -135,7 +143,7 @@ def draft_seconds(draft: CachedLM, vocabularies: Sequence[Tensor]) -> list[float
 
 
 def target_seconds(target: CachedLM, rows: int) -> list[float]:
-    """Of a forward on 1, 2, ..., `rows` rows; in turns, medians."""
+    """Return the seconds of a forward on 1, 2, ..., `rows` rows; in turns, medians."""
     _fill(target)
     taken = [[_seconds(target, n) for n in range(1, rows + 1)] for _ in range(REPEATS)]
     return [median(column) for column in zip(*taken[WARM_UP:], strict=True)]
@@ -143,7 +151,7 @@ def target_seconds(target: CachedLM, rows: int) -> list[float]:
 
 @contextmanager
 def _speaking(draft: CachedLM, head: nn.Module, tokens: Tensor | None) -> Iterator[None]:
-    """With this output layer, which is about `tokens`."""
+    """Give the draft this output layer, which is about `tokens`."""
     before = draft.model.get_output_embeddings(), draft.vocabulary
     draft.model.set_output_embeddings(head)
     draft.vocabulary = tokens
@@ -160,7 +168,7 @@ def _fill(lm: CachedLM) -> None:
 
 
 def _seconds(lm: CachedLM, rows: int) -> float:
-    """Of one forward after the context, which stays as it is."""
+    """Return the seconds of one forward after the context, which stays as it is."""
     before, context = lm.seconds, lm.length
     lm.forward(torch.zeros(rows, dtype=torch.long))
     lm.crop(context)
@@ -168,9 +176,9 @@ def _seconds(lm: CachedLM, rows: int) -> float:
 
 
 def modelled_speedup(acceptance: float, draft: float, target: Sequence[float]) -> tuple[float, int]:
-    """The best fixed draft length's speed-up over plain decoding, and that length (2211.17192,
-    theorem 3.8, with the cost of each number of rows). Every token is accepted with the same
-    probability, independently of the others.
+    """Return the best fixed draft length's speed-up over plain decoding, and that length
+    (2211.17192, theorem 3.8, with the cost of each number of rows). Every token is accepted with
+    the same probability, independently of the others.
 
     draft: seconds of a forward; target: seconds of one with 1, 2, ... rows.
     """
@@ -181,3 +189,71 @@ def modelled_speedup(acceptance: float, draft: float, target: Sequence[float]) -
         for gamma, n in zip(lengths, tokens, strict=True)
     ]
     return max(zip(speeds, lengths, strict=True))
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+def harvested(harvest: Harvest) -> tuple[list[Text], list[Text]]:
+    """Return the responses that are counted, and held-out ones."""
+    splits = {name: texts(harvest, name) for name in ("train", "calibration", "test")}
+    if not splits["train"] or not (held := splits["calibration"] + splits["test"]):
+        raise UserError(
+            f"data: {harvest.folder} has no responses to count, or none held out. Harvest"
+            " more prompts"
+        )
+    return splits["train"], held
+
+
+def texts(harvest: Harvest, split: str) -> list[Text]:
+    rows = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
+    return [Text.joined(row["prompt_tokens"], row["response_tokens"]) for row in rows]
+
+
+def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
+    """Return the same of the chats a draft was trained on; the first ones are held out."""
+    found = [Text.of(chat) for path in shards(folder) for chat in load_chats(path)]
+    if len(found) <= held_out:
+        raise UserError(
+            f"chats: {folder} has {len(found)} chats, held_out={held_out} leaves none. Generate"
+            " more"
+        )
+    return found[held_out:], found[:held_out]
+
+
+def refuse_other_target(pair: ModelPair, harvest: Harvest) -> None:
+    """What another model has said tells nothing; what another draft of the same target was
+    harvested for does."""
+    sides = harvest.pair.model_dump(include={"name", "target", "tokenizer"})
+    refuse_other_pair(pair_identity(pair), sides, "pair.target: it")
+
+
+def table(
+    settings: Any, pair: ModelPair, held: Sequence[Text], vocabularies: Sequence[Tensor]
+) -> list[list[str]]:
+    """Return a row for each of `vocabularies`, and one for all tokens, without their number."""
+    warps = instantiate(settings.warp), instantiate(settings.draft_warp)
+    every = [*vocabularies, torch.arange(pair.draft.vocab_size)]
+    target = target_seconds(pair.target, settings.gammas + 1)
+    drafting = draft_seconds(pair.draft, vocabularies)
+    fitting = fits(pair, shortened(held, settings.positions), every, warps)
+    counts, rows = count(held, pair.draft.vocab_size), list[list[str]]()
+    for tokens, fit, seconds in zip(every, fitting, drafting, strict=True):
+        speedup, gamma = modelled_speedup(fit.acceptance, seconds, target)
+        of_responses = counts[tokens].sum().item() / counts.sum().item()
+        shares = of_responses, fit.mass, fit.acceptance, fit.agreement
+        times = f"{seconds * 1e3:.2f} ms", f"{speedup:.2f}x at {gamma}"
+        rows.append([*(f"{share:.4f}" for share in shares), *times])
+    return rows
+
+
+def provenance(settings: Any, pair: ModelPair, counts: Tensor, responses: int) -> dict[str, Any]:
+    return {
+        "command": command_line(),
+        "pair": {name: part for name, part in pair_identity(pair).items() if name != "draft"},
+        "counted_on": "chats of a distillation" if settings.chats is not None else "a harvest",
+        "responses": responses,
+        "tokens_counted": int(counts.sum()),
+        "distinct_tokens": int((counts > 0).sum()),
+        "size": settings.size,
+    }

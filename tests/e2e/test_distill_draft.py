@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from pairs import distill_draft
 from pairs.chats import Chat, load_chats
-from pairs.generation import written_tokens
+from pairs.self_chat import written_tokens
 from pairs.training import DraftTraining
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 

@@ -17,7 +17,7 @@ from decoding.models.eagle.draft import EagleDraft
 from decoding.models.loading import ModelPair
 from pairs import distill_draft
 from pairs.chats import Chat, save_chats
-from pairs.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE
+from pairs.embedded import EAGLE_LAYERS, EAGLE_PROVENANCE
 from pairs.training import DraftTraining
 from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG, tiny_models

