@@ -51,9 +51,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     run(monkeypatch)
-    assert 500 <= written_tokens(Path("chats")) < 500 + 100 + 6, (
-        "the last shard may exceed chats.tokens"
-    )
+    # the last shard may exceed chats.tokens
+    assert 500 <= written_tokens(Path("chats")) < 500 + 100 + 6
     record = json.loads(Path("made/training.json").read_text())
     assert record["progress"]["tokens"] >= 1500
     assert 0 < record["held_out_chats"]["acceptance after 0 drafted"] < 1
@@ -182,16 +181,10 @@ LAYERS = "expected a list of different layers from 0 on, such as"
         ("draft.layers=[]", f"draft.layers: {LAYERS} [0,29], got []"),
         ("draft.layers=5", f"draft.layers: {LAYERS} [0,29], got 5"),
         ("chats.feature_layers=5", f"chats.feature_layers: {LAYERS} "),
-        (
-            "chats.feature_layers=[99]",
-            "chats.feature_layers: expected layers from 0 to 4, got [99]",
-        ),
+        ("chats.feature_layers=[99]", "chats.feature_layers: expected layers from 0 to 4, got "),
         ("chats.temperatures=[0]", "chats.temperatures: "),
         ("chats.prompt_temperature=0", "chats.prompt_temperature: "),
-        (
-            "chats.openings=no.jsonl",
-            "chats.openings: there is no file no.jsonl. Set chats.openings=",
-        ),
+        ("chats.openings=no.jsonl", "chats.openings: there is no file no.jsonl. Set chats."),
         ("chats.openings=x chats.prompt_tokens=1", "chats.prompt_tokens: expected 2 or more"),
         ("training.dtype=int8", "training.dtype: expected float32 or bfloat16, got 'int8'"),
         ("chats.slots=0", "chats.slots: expected a whole number from 1 on, got 0"),
@@ -199,10 +192,7 @@ LAYERS = "expected a list of different layers from 0 on, such as"
         ("pair.target=none/at/all", "pair.target: no model in"),
         ("chats.prompts=no.jsonl", "chats.prompts: there is no file no.jsonl. Set chats.prompts="),
         ("draft.start=half.safetensors", "draft.start: half.safetensors is damaged"),
-        (
-            "draft.start=none",
-            "draft.start: expected the folder of a draft or a file of layers, got ",
-        ),
+        ("draft.start=none", "draft.start: expected the folder of a draft or a file of layers"),
         ("training.speed=2", "training.speed"),
     ],
 )

@@ -124,10 +124,7 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(pair: li
         ("vocabulary=5", "vocabulary: expected a path or null, got 5"),
         ("draft.steps=0", "draft.steps: expected a whole number from 1 to 100, got 0"),
         ("training.tokens=0", "training.tokens: expected a whole number from 1 on, got 0"),
-        (
-            "training.batch_tokens=-1",
-            "training.batch_tokens: expected a whole number from 1 on, got ",
-        ),
+        ("training.batch_tokens=-1", "training.batch_tokens: expected a whole number from 1 on"),
         ("training.lr=abc", "training.lr: expected a number above 0, got 'abc'"),
         ("~training.lr", "training.lr: expected a number above 0, got null"),
         ("+training.foo=1", "training.foo: expected one of tokens, batch_tokens, "),
@@ -137,14 +134,8 @@ def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(pair: li
         ("training.dtype=float12", "training.dtype: expected float32 or bfloat16, got 'float12'"),
         ("save_seconds=abc", "save_seconds: expected a number from 0 on, got 'abc'"),
         ("seed=abc", "seed: expected a whole number from 0 to 4294967295, got 'abc'"),
-        (
-            "pair.draft=other",
-            "pair.draft: expected hidden states of size 24, as the target's, got 16",
-        ),
-        (
-            "pair.draft=wider",
-            "pair.draft: expected an output layer of 32 tokens, as the target's, ",
-        ),
+        ("pair.draft=other", "pair.draft: expected hidden states of size 24, as the target's"),
+        ("pair.draft=wider", "pair.draft: expected an output layer of 32 tokens, as the target"),
         ("out=chats", "out: "),
     ],
 )
