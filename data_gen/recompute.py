@@ -15,7 +15,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.settings import Pair
 from predictors.features.layers import RecordedLayers
-from runtime.compatibility import incompatible, of_earlier
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
 Row = Mapping[str, Tensor]
@@ -36,7 +36,7 @@ def recompute(
     if unlike := incompatible({"pair": pair_identity(pair)}, {"pair": models}):
         raise UserError(
             f"{unlike[-1].name}: it is not the one of the harvest, {harvest.pair.name}"
-            f"{of_earlier(models)}, whose hidden states are to be recomputed. Give"
+            f", whose hidden states are to be recomputed. Give"
             " the pair that was harvested"
         )
     answers = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])

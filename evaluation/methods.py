@@ -23,7 +23,7 @@ from evaluation.replay import thresholds
 from evaluation.replay.read import REPLAYED
 from evaluation.table import BASELINE, with_interval
 from predictors.base import read_config, refuse_mismatch
-from runtime.compatibility import leaves, of_earlier
+from runtime.compatibility import leaves
 from runtime.errors import UserError
 from runtime.files import checked_folder
 from runtime.intervals import Estimate
@@ -142,7 +142,6 @@ def use_thresholds(
     file = thresholds.read(Path(cfg.thresholds))
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     if other := thresholds.misfit(file, {"pair": pair_identity(pair), **warps}):
-        other += of_earlier(file["pair"])
         if asked:
             raise UserError(
                 f"thresholds: {cfg.thresholds} was tuned for another {other}. Tune this one:"
@@ -346,7 +345,7 @@ def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[
         ]
         if other:
             raise UserError(
-                f"{key}: {file}{of_earlier(measured)} was measured with another"
+                f"{key}: {file} was measured with another"
                 f" {' and '.join(other)}. Measure this pair's: {MEASURE}"
             )
         try:

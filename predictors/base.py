@@ -18,7 +18,7 @@ from torch import nn
 from predictors.calibration import Calibration, balanced
 from predictors.inputs import Inputs, When
 from predictors.training.batches import hold_out_prompts
-from runtime.compatibility import incompatible, of_earlier
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.files import file_hash, write_atomically, write_json
 from runtime.json_files import Length, OpenForm, fitting, read_json, write_checksummed
@@ -227,7 +227,7 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
     if differences := incompatible(config, expect):
         name, trained, here = differences[0]
         raise UserError(
-            f"{where}{of_earlier(config['pair'])} was trained with {name}={trained!r}, but this run"
+            f"{where} was trained with {name}={trained!r}, but this run"
             f" has {name}={here!r}. Use the former, or harvest and train for this run:"
             f" python scripts/gen_data.py, python train.py predictor={config['predictor']}"
         )

@@ -235,17 +235,13 @@ def command() -> None:
 
 def run_reporting_errors(program: Callable[[], Any]) -> None:
     """Run `program`; exit with one line on stderr where the user, not the code, is at fault."""
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # Hydra then raises instead of printing a page and exiting with 1
-    )
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing a page, exiting with 1
     with any_terminal():
         try:
             program()
         except KeyboardInterrupt:
-            _exit(
-                "interrupted. Run the same command again: jobs that save as they go continue",
-                INTERRUPTED,
-            )
+            again = "Run the same command again: jobs that save as they go continue"
+            _exit(f"interrupted. {again}", INTERRUPTED)
         except Exception as error:
             message = explain(error)
             if message is None:
@@ -329,7 +325,9 @@ def explain(error: Exception) -> str | None:
         if isinstance(cause, InstantiationException):
             place = str(cause).partition("full_key: ")[2]
         if isinstance(cause, OverrideParseException):
-            return unread(cause.override)
+            key = _one_line(cause.override.partition("=")[0])  # the value may be a secret
+            told = "expected a value that Hydra can read, got something else"
+            return f"{key}: {told}. Write '{key}=\"...\"'"
         if isinstance(cause, UserError):
             return as_set(_one_line(str(cause)), place)
         if told := remedy(cause):
@@ -368,12 +366,6 @@ def unmade_part(error: BaseException, place: str) -> str | None:
         f"{place or 'config'}: expected _target_ to make something, got {type(reason).__name__} of"
         f" {target}: {reason}{where}. Mend it, or check the name and the settings"
     )
-
-
-def unread(override: str) -> str:
-    """The value is not shown: it may be a secret."""
-    key = _one_line(override.partition("=")[0])
-    return f"{key}: expected a value that Hydra can read, got something else. Write '{key}=\"...\"'"
 
 
 def as_set(message: str, place: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 FREE = {"pair.name"}  # what tables call a pair: the fingerprints say whether it is the same
-WHOLE = "whole "  # begins a fingerprint of all that a model holds; earlier ones were of samples
 
 
 class Difference(NamedTuple):
@@ -30,17 +29,6 @@ def incompatible(made: Mapping[str, Any], here: Mapping[str, Any]) -> list[Diffe
         and one.name not in FREE
         and not (one.name == "gamma" and one.made is None)
     ]
-
-
-def of_earlier(pair: Mapping[str, Any]) -> str:
-    """Return what to add to the name of a thing made for `pair` where an earlier version made it,
-    whose fingerprints do not compare with those of today; otherwise nothing."""
-    sampled = any(
-        not str(pair[side]).startswith(WHOLE) for side in ("target", "draft") if side in pair
-    )
-    return (
-        " (of an earlier version, whose fingerprints saw samples of the weights)" if sampled else ""
-    )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

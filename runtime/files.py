@@ -59,12 +59,8 @@ def installed(path: str) -> str:
 
 def write_json(path: Path, value: Any, key: str = "out") -> None:
     """Write `value` as readable JSON, atomically. NaN, which JSON does not have, becomes null."""
-    text = json.dumps(without_nan(value), indent=2) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text), key)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    content = (json.dumps(without_nan(value), indent=2) + "\n").encode()
+    write_atomically(path, lambda temporary: temporary.write_bytes(content), key)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], key: str = "out") -> None:
@@ -77,7 +73,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
     temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
     with _said(path, key):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path)
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
+            pid = left.name.removesuffix(".tmp").rpartition("-")[2]
+            if pid.isdecimal() and not alive(int(pid)):
+                left.unlink(missing_ok=True)
         try:
             write(temporary)
             _sync(temporary)
@@ -85,14 +84,6 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
             _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _clear(path: Path) -> None:
-    """Remove the temporary files of dead processes of this machine."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
-        pid = left.name.removesuffix(".tmp").rpartition("-")[2]
-        if pid.isdecimal() and not alive(int(pid)):
-            left.unlink(missing_ok=True)
 
 
 def alive(pid: int) -> bool:
@@ -145,12 +136,9 @@ def without_nan(value: Any) -> Any:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, a few megabytes at a time."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            found.update(block)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checked_folder(key: str, value: str | Path, kind: str = "folder") -> Path:
@@ -190,10 +178,12 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
             f" more than a result. {choose}"
         )
     parent = next(above for above in whole.parents if above.exists())
-    if not (parent.is_dir() and _takes_folders(parent)):
+    try:  # root may write everywhere, and still make nothing in /proc
+        Path(tempfile.mkdtemp(prefix=".try-", dir=parent)).rmdir()
+    except OSError as error:
         raise UserError(
             f"{key}: {folder} cannot be made, {parent} is no folder to write in. {choose}"
-        )
+        ) from error
     _put_back(whole)
     if whole.exists() and (other := _foreign(whole, marks)):
         raise UserError(
@@ -205,15 +195,6 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
         )
 
 
-def _takes_folders(folder: Path) -> bool:
-    """Tried: root may write everywhere, and still make nothing in /proc."""
-    try:
-        Path(tempfile.mkdtemp(prefix=".try-", dir=folder)).rmdir()
-    except OSError:
-        return False
-    return True
-
-
 def _foreign(folder: Path, marks: Iterable[str]) -> str | None:
     """What in `folder`, which exists, a program that leaves `marks` has not written."""
     if not folder.is_dir():
@@ -221,9 +202,10 @@ def _foreign(folder: Path, marks: Iterable[str]) -> str | None:
     content = sorted(one for one in folder.iterdir() if not fnmatch(one.name, ".*.tmp"))
     if content and not any(one.is_file() for mark in marks for one in folder.glob(mark)):
         return content[0].name
-    results = (one for inner in content if inner.is_dir() for one in inner.rglob("*.json"))
-    found = next(results, None)  # each has a JSON file
-    return None if found is None else str(found.relative_to(folder))
+    for inner in filter(Path.is_dir, content):
+        for result in inner.rglob("*.json"):  # each has one
+            return str(result.relative_to(folder))
+    return None
 
 
 @contextmanager

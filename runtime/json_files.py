@@ -102,7 +102,7 @@ def write_checksummed(
     plain = json.loads(json.dumps(without_nan(value)))
     plain.pop(CHECKSUM, None)
     content = _text(kind or path.name, plain).encode()
-    write_atomically(path, lambda temporary: _write(temporary, content), key)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content), key)
 
 
 def read_json(path: Path, form: type[FormT], key: str, remedy: str, kind: str = "") -> FormT:
@@ -118,7 +118,8 @@ def read_json(path: Path, form: type[FormT], key: str, remedy: str, kind: str = 
         version = f"{name.replace('_', ' ')} {str(found[name])[:40]}"
         again = remedy or "Make it again"
         raise UserError(f"{where} has {version}, this version reads {reads}. {again}")
-    if CHECKSUM not in found and _needs_checksum(form):
+    needed = CHECKSUM in form.model_fields and form.model_fields[CHECKSUM].is_required()
+    if needed and CHECKSUM not in found:
         raise UserError(
             f"{where} is damaged or of an earlier version (it has no checksum). {remedy}"
         )
@@ -186,10 +187,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _needs_checksum(form: type[Form]) -> bool:
-    return CHECKSUM in form.model_fields and form.model_fields[CHECKSUM].is_required()
-
-
 def _shown(part: int | str) -> str:
     """A key, which may be anything."""
     text = str(part)[:40]
@@ -213,7 +210,3 @@ def _finite(text: str) -> float:
 
 def _text(name: str, value: dict[str, Any]) -> str:
     return json.dumps({**value, CHECKSUM: digest([name, value])}, indent=2) + "\n"
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)

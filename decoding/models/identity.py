@@ -26,7 +26,6 @@ from decoding.models.cpu_llama import FIXED_ROTATIONS
 from decoding.models.draft_vocabulary import digest
 from decoding.models.eagle.draft import EagleDraft
 from decoding.models.mixed import MixedForward, mix_of
-from runtime.compatibility import WHOLE
 
 WORDS = 1 << 15  # of 32 bits in a chunk
 CHUNK = 4 * WORDS  # bytes
@@ -86,7 +85,7 @@ def model_fingerprint(model: PreTrainedModel) -> str:
             functions.add(name)
             runs.append(f"{path} {when} {name} {numbers}")
     names = f", hooked {' '.join(sorted(functions))}" if functions else ""
-    return f"{WHOLE}{digest_of([*sorted(parts), *runs])}{names}"
+    return f"whole {digest_of([*sorted(parts), *runs])}{names}"
 
 
 def content(tensor: Tensor) -> str:

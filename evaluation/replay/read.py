@@ -27,7 +27,7 @@ from evaluation.replay.simulate import Replayer
 from predictors.base import Records, damaged, read_config, refuse_mismatch
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs
-from runtime.compatibility import incompatible, of_earlier
+from runtime.compatibility import incompatible
 from runtime.errors import UserError
 
 RECORDED = {
@@ -158,8 +158,8 @@ def refuse_other_pair(
     if unlike := incompatible({"pair": identity}, {"pair": harvested}):
         part = unlike[0].name.removeprefix("pair.")
         raise UserError(
-            f"{where} belongs to another {part} than the harvest of {harvested['name']}"
-            f"{of_earlier(harvested)}. Give the pair that was harvested, or harvest this one:"
+            f"{where} belongs to another {part} than the harvest of {harvested['name']}."
+            f" Give the pair that was harvested, or harvest this one:"
             " python scripts/gen_data.py"
         )
 

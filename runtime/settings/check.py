@@ -289,7 +289,7 @@ def _meaning(annotation: ast.expr | None, classes: Mapping[str, Any]) -> Any:
 @cache
 def known_classes(module: str) -> dict[str, Any]:
     """Return the classes of ours that a module knows: what is annotated with one is a part, or a
-    group of settings where that is what the class is."""
+    group of settings where that is what the class is; and its names for annotations."""
     classes = dict[str, Any]()
     for node in parsed(module).body:
         if isinstance(node, ast.ClassDef) and "Group" in map(ast.unparse, node.bases):
@@ -301,6 +301,8 @@ def known_classes(module: str) -> dict[str, Any]:
             classes[node.name] = type(node.name, (Group,), {"__annotations__": fields})
         elif isinstance(node, ast.ClassDef):
             classes[node.name] = Part
+        elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Annotated["):
+            classes[ast.unparse(node.targets[0])] = _meaning(node.value, classes)
         elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in OWN:
             classes |= {alias.asname or alias.name: Part for alias in node.names}
     return {name: kind for name, kind in classes.items() if name[0].isupper()}

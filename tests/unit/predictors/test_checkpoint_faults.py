@@ -30,7 +30,6 @@ from tests.helpers.damage.fuzz import for_as_long_as_asked
 from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
-WEIGHTS = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -42,9 +41,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], Any], checksum: bool) -> None:
-    path = checkpoint / "config.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+def rewrite(checkpoint: Path, change: Any, checksum: bool, name: str = "config.json") -> None:
+    """change: what replaces some values, or a function of all."""
+    held = json.loads((checkpoint / name).read_text())
+    held = change(held) if callable(change) else {**held, **change}
+    (checkpoint / name).write_text(json.dumps(held))
     if checksum:
         rewrite_checksum(checkpoint)
 
@@ -57,7 +58,8 @@ def refused(checkpoint: Path, match: str, key: str = "checkpoint") -> str:
 
 
 NAN, INF = float("nan"), float("inf")
-WRONG: dict[str, Callable[[WEIGHTS], WEIGHTS]] = {
+Change = Callable[[dict[str, Any]], Any]
+WRONG: dict[str, Change] = {
     "NaN": lambda w: {**w, "layers.0.bias": w["layers.0.bias"] * NAN},
     "infinite": lambda w: {**w, "layers.6.weight": w["layers.6.weight"] + INF},
     "wider": lambda w: {**w, "layers.0.weight": torch.zeros(256, DIM + 1)},
@@ -76,60 +78,41 @@ def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
         rewrite_checksum(checkpoint)
-    line = refused(
-        checkpoint, ".*checkpoints/hrad is incomplete or damaged.*train.py", "stop.checkpoint"
-    )
+    says = ".*checkpoints/hrad is incomplete or damaged.*train.py"
+    line = refused(checkpoint, says, "stop.checkpoint")
     assert ("model.safetensors is not as it was written" in line) == checksums
 
 
-SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a list": lambda c: [c],
-    "another format": lambda c: {**c, "format_version": 99},
-    "a module of the interpreter": lambda c: {**c, "predictor": "os"},
-    "no predictor": lambda c: {**c, "predictor": "base"},
-    "one column more": lambda c: {**c, "dim": DIM + 1},
-    "no settings": lambda c: {name: value for name, value in c.items() if name != "settings"},
-    "unknown setting": lambda c: {**c, "settings": {**c["settings"], "width": 3}},
-    "bad setting": lambda c: {**c, "settings": {**c["settings"], "gamma": 0}},
-    "huge": lambda c: {**c, "dim": 10**12},
-    "negative": lambda c: {**c, "dim": -1},
-    "no inputs": lambda c: {name: value for name, value in c.items() if name != "inputs"},
-    "endless layer": lambda c: {**c, "inputs": {**c["inputs"], "target_hidden": [INF]}},
-    "a module that is none": lambda c: {**c, "predictor": "a.b"},
-    "no name": lambda c: {**c, "predictor": ""},
-    "a number": lambda c: {**c, "predictor": 7},
-}
+NO_STATES = Inputs((), (), depth=True, history=True).to_dict()
+CHANGES: list[tuple[str, Any, str]] = [
+    ("config.json", lambda c: [c], "python train.py"),
+    ("config.json", {"format_version": 99}, "python train.py"),
+    ("config.json", {"predictor": "os"}, "python train.py"),
+    ("config.json", {"predictor": "base"}, "python train.py"),
+    ("config.json", {"predictor": "a.b"}, "python train.py"),
+    ("config.json", {"predictor": ""}, "python train.py"),
+    ("config.json", {"predictor": 7}, "python train.py"),
+    ("config.json", {"dim": DIM + 1}, "incomplete or damaged.*state_dict.*python train.py"),
+    ("config.json", {"dim": 10**12}, "python train.py"),
+    ("config.json", {"dim": -1}, "python train.py"),
+    ("config.json", lambda c: {k: v for k, v in c.items() if k != "settings"}, "python train.py"),
+    ("config.json", lambda c: {k: v for k, v in c.items() if k != "inputs"}, "python train.py"),
+    ("config.json", lambda c: c["settings"].update(width=3) or c, "python train.py"),
+    ("config.json", lambda c: c["settings"].update(gamma=0) or c, "python train.py"),
+    ("config.json", lambda c: c["inputs"].update(target_hidden=[INF]) or c, "python train.py"),
+    ("config.json", {"inputs": NO_STATES}, f"its inputs make no {DIM} columns"),
+    ("calibration.json", {"scale": ["x"] * 3}, "incomplete or damaged"),
+    ("calibration.json", {"scale": [1.0, 2.0]}, "incomplete or damaged"),
+    ("calibration.json", {"bias": [1e308, -1e308, 0.0]}, "incomplete or damaged"),
+    ("calibration.json", {"offset": [NAN] * 3}, "incomplete or damaged"),
+    ("calibration.json", {"curves": [[[0.0], [9.0]]]}, "incomplete or damaged"),
+]
 
 
-@pytest.mark.parametrize("wrong", SETTINGS)
-def test_wrong_configs_are_refused(checkpoint: Path, wrong: str) -> None:
-    rewrite(checkpoint, SETTINGS[wrong], checksum=True)
-    line = refused(checkpoint, ".*python train.py")
-    assert wrong != "one column more" or "incomplete or damaged" in line and "state_dict" in line
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"scale": ["x"] * 3},
-        {"scale": [1.0, 2.0]},
-        {"bias": [1e308, -1e308, 0.0]},
-        {"offset": [NAN] * 3},
-        {"curves": [[[0.0], [9.0]]]},
-    ],
-    ids=str,
-)
-def test_wrong_calibrations_are_refused(checkpoint: Path, change: dict[str, Any]) -> None:
-    path = checkpoint / "calibration.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    rewrite_checksum(checkpoint)
-    refused(checkpoint, ".*incomplete or damaged")
-
-
-def test_inputs_that_cannot_make_the_columns_are_refused(checkpoint: Path) -> None:
-    inputs = Inputs((), (), depth=True, history=True).to_dict()
-    rewrite(checkpoint, lambda c: {**c, "inputs": inputs}, checksum=True)
-    refused(checkpoint, f".*its inputs make no {DIM} columns")
+@pytest.mark.parametrize(("name", "change", "says"), CHANGES, ids=str)
+def test_wrong_values_are_refused(checkpoint: Path, name: str, change: Any, says: str) -> None:
+    rewrite(checkpoint, change, checksum=True, name=name)
+    refused(checkpoint, f".*{says}")
 
 
 def test_every_digit_counts(checkpoint: Path) -> None:
@@ -172,7 +155,7 @@ def test_a_checkpoint_without_its_checksums_is_refused(
 
 
 def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
-    rewrite(checkpoint, lambda c: {**c, "format_version": 2}, checksum=False)
+    rewrite(checkpoint, {"format_version": 2}, checksum=False)
     refused(checkpoint, ".*has format version 2, this version reads 5. Train it again: python")
     refused(checkpoint / "nowhere", ".*python train.py")
 
@@ -210,11 +193,11 @@ def kept(checkpoint: Path) -> Any:
     load_predictor(checkpoint)
 
 
-@pytest.mark.parametrize("step", ["save", "_write_text", "_sync", "mkdir", "replace", "rename"])
+@pytest.mark.parametrize("step", ["save", "write_bytes", "_sync", "mkdir", "replace", "rename"])
 def test_a_full_disk_keeps_the_earlier_checkpoint(
     checkpoint: Path, kept: Predictor, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = {"save": base, "_write_text": files, "_sync": files}.get(step, Path)
+    holder = {"save": base, "_sync": files}.get(step, Path)
     with monkeypatch.context() as patched:
         patched.setattr(holder, step, full)
         says = r"^out: \S*hrad\S* cannot be written .*No space left on device.*Free some"

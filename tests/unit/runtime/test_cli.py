@@ -53,6 +53,9 @@ def main(cfg) -> None:
 """
 
 
+READ_ONLY = "error: [Errno 30] Read-only file system: 'out.bin'"
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     (tmp_path / "conf" / "pair").mkdir(parents=True)
@@ -79,25 +82,10 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         ("times=2", 2, "error: do: no value given. Add do=..."),
         ("do=bad", 2, "error: do: cannot be 'bad'. Use do=good"),
         ("do=full", 2, "error: [Errno 28] No space left on device: 'out.bin'. Free some space"),
-        (
-            "do=read-only",
-            2,
-            (
-                "error: [Errno 30] Read-only file system: 'out.bin'. Make it writable, or choose"
-                " another folder"
-            ),
-        ),
-        (
-            "do=interrupt",
-            130,
-            "error: interrupted. Run the same command again: jobs that save as they go continue",
-        ),
+        ("do=read-only", 2, f"{READ_ONLY}. Make it writable, or choose another folder"),
+        ("do=interrupt", 130, "error: interrupted. Run the same command again: jobs that save as"),
         ("pair.unknown=1", 2, "error: Could not override 'pair.unknown'"),
-        (
-            "pair=nope",
-            2,
-            "error: In 'job': Could not find 'pair/nope' Available options in 'pair': toy",
-        ),
+        ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in"),
     ],
 )
 @pytest.mark.few(3)
@@ -108,31 +96,24 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
     assert done.stderr.count("\n") == (1 if code else 0)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"], ["-m", "do=good,fine"]]
+)
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.slow
 def test_output_that_nobody_reads_ends_silently(
     script: Path, arguments: list[str], unbuffered: str
 ) -> None:
-    """As `| head` does, here before the first line: stdout and stderr go to one pipe."""
+    """As `| head` does, here before the first line: stdout is a pipe, and stderr but for a sweep,
+    of which nothing is to be seen there."""
     reader, writer = os.pipe()
     os.close(reader)
     ready = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], stdout=writer, stderr=writer, env=ready
-    )
+    stderr = subprocess.PIPE if "-m" in arguments else writer
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=stderr, env=ready)
     os.close(writer)
-    assert done.returncode == 141
-
-
-@pytest.mark.slow
-def test_unread_output_leaves_no_traceback(script: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, str(script), "-m", "do=good,fine"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
+    assert done.returncode == 141 and not done.stderr
 
 
 @pytest.mark.slow
@@ -185,21 +166,11 @@ def test_help_starts_with_what_the_script_does(script: Path) -> None:
     assert done.stdout.startswith("Does the job.") and "what is done" in done.stdout
 
 
-def test_a_bug_keeps_its_traceback(script: Path) -> None:
+def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script: Path) -> None:
     done = run(script, "do=bug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "a bug" in done.stderr
-
-
-def test_working_directory_is_kept_and_run_folder_is_under_outputs(script: Path) -> None:
-    run(script, "do=good")
     assert list((script.parents[1] / "outputs").glob("*/*/.hydra/config.yaml"))
-
-
-def test_user_error_inside_instantiate_is_found() -> None:
-    error = InstantiationException("Error in call to target")
-    error.__cause__ = UserError("warp.temperature: must be >= 0")
-    assert explain(error) == "warp.temperature: must be >= 0"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.identity import model_fingerprint
 from decoding.models.loading import pair_identity
 from decoding.models.packing import pack_linears
-from runtime.compatibility import WHOLE, of_earlier
 from tests.helpers.models.tiny_pair import tiny_pair
 
 SIZES: dict[str, Any] = {
@@ -192,8 +191,6 @@ def test_what_ends_a_response_belongs_to_a_pair_and_earlier_versions_are_named_a
     other.eos_ids = (1, 5)
     assert pair_identity(other) == {**pair_identity(pair), "eos_ids": [1, 5]}
     assert pair_identity(pair)["eos_ids"] != [1, 5]
-    assert "earlier version" in of_earlier({"target": "be4e724289343465"})
-    assert not of_earlier({"target": f"{WHOLE}be4e724289343465", "name": "mine"})
 
 
 def test_an_adapter_is_part_of_a_model() -> None:

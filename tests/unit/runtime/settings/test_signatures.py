@@ -21,7 +21,9 @@ raise RuntimeError("it is never run")
 
 def function(path: str, /, count: Annotated[Count, "how many"], *, most: int = 3) -> None: ...
 
-def open_function(count: Count, **others: Any) -> None: ...
+Many = Annotated[Count, "how many"]
+
+def open_function(count: Many, **others: Any) -> None: ...
 
 class Plain:
     def __init__(self, rule: StopRule, names: "Mapping[str, float] | None", other, odd: other.Odd):
@@ -92,7 +94,7 @@ PLAIN = {
             "plugin.function",
             {"path": (kinds.Text, True), "count": (COUNT, True), "most": (kinds.Whole, False)},
         ),
-        ("plugin.open_function", {"count": (kinds.Count, True), MORE: (Any, False)}),
+        ("plugin.open_function", {"count": (COUNT, True), MORE: (Any, False)}),
         ("plugin.Plain", PLAIN),
         ("plugin.Child", PLAIN),
         ("plugin.Empty", {}),
