@@ -1,11 +1,11 @@
 """External responses: read from a file or asked of a server, and how their text becomes the tokens
 that the models are run along."""
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Annotated, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from data_gen.settings import HarvestSettings
 from decoding.models.ends import closing_id
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
-from runtime.json_lines import is_text
+from runtime.json_lines import is_text, read_objects
+from runtime.settings.kinds import Path
 
 FORM = (
     'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
@@ -48,7 +49,7 @@ class Source(Protocol):
     """Whether they are made elsewhere."""
 
     def fetch(
-        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
     ) -> Mapping[str, ExternalResponse] | None:
         """A response to each of `prompts`, by id; None where the target generates them here.
 
@@ -63,7 +64,7 @@ class Generated:
     external = False
 
     def fetch(
-        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
     ) -> None:
         return None
 
@@ -107,6 +108,54 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
             f"{where} has a date that is none ({day}). Write it as 2026-01-31, or leave it out"
         ) from error
     return ExternalResponse(str(name), content, finished, where, stopped_by, day)
+
+
+class ResponseFile:
+    """`path`: one object a line with a prompt's `id` and its `response` (text) or `response_tokens`
+    (ids).
+
+    With ``"finish_reason": "stop"`` a response ends with the target's end token. Further fields,
+    blank lines, and responses to prompts that are not in the dataset are left alone."""
+
+    external = True
+
+    def __init__(
+        self,
+        path: Annotated[
+            Path,
+            'file with {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens":'
+            ' [...]} a line, and "finish_reason": "stop" where the target ended it',
+        ],
+    ) -> None:
+        self.path = pathlib.Path(path).expanduser()
+
+    def fetch(
+        self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
+    ) -> dict[str, ExternalResponse]:
+        """Raises UserError naming the line of what is no response, or a prompt that has none or
+        two."""
+        if not self.path.is_file():
+            raise UserError(
+                f"responses.path: there is no file {self.path}. Set responses.path=<a JSONL file>"
+            )
+        found: dict[str, ExternalResponse] = {}
+        for at, _, row in read_objects(self.path, "responses.path", FORM):
+            where = f"responses.path: {at}"
+            response = response_from_row(row, where)
+            if first := found.get(response.prompt_id):
+                earlier = first.where.rpartition(" ")[2]
+                raise UserError(
+                    f"{where} answers {response.prompt_id} again (line {earlier} did). Remove one"
+                    " of them"
+                )
+            found[response.prompt_id] = response
+        if missing := [prompt.id for prompt in prompts if prompt.id not in found]:
+            raise UserError(
+                f"responses.path: {self.path} has no response to {missing[0]} ({len(missing)} of"
+                f" {len(prompts)} prompts lack one). Add a line with its id, or take it out of the"
+                " dataset"
+            )
+        return found
 
 
 def asked_on(

@@ -2,58 +2,11 @@
 
 Chunk i of the prompts is three shards, `responses-0000i.parquet`, `mixed-0000i.parquet` and
 `rounds-0000i.parquet`, one row per prompt, readable by the `datasets` package.
-`data_gen.storage.chunks` says what else lies in the folder. Columns are named by what they hold;
-who reads them is not known here.
+`data_gen.storage.chunks` says what else lies in the folder, docs/file-formats.md what every column
+holds. Columns are named by what they hold; who reads them is not known here.
 
-`responses` holds token ids, and the target's input embedding of every token that the prompt's
-records name: `embedded` are their ids, ascending, `embedding` the vectors.
-
-`mixed` has one sample per response position whose candidate was kept by token mixing (2405.19715,
-section 3.2): a draft token at `position`, after a mix of response tokens and earlier candidates.
-
-`rounds` has one sample per anchor t = 0, stride, 2 stride, ... below the length T of the response,
-its last positions included: the round that starts when t tokens are committed, gamma draft tokens
-long, drawn on past any stop point and any end token.
-
-Of a drawn token (one in `mixed`, gamma in a sample of `rounds`):
-- `token`: its id. `q`: the probability it was drawn with, under the draft's warp.
-- `q_drawn`, `q_max`, `q_margin`, `q_entropy`: what the draft thought at temperature 1, unfiltered,
-  where the token was drawn: of the token, the highest probability, its margin to the second, the
-  entropy in nats.
-- `draft_hidden`: the draft's hidden states at the token.
-- `accept_prob`: min(1, p / q). In `mixed`, after the response up to there; `overlap` is sum(min(p,
-  q)). In `rounds`, given that the tokens before it were accepted, and 0 where that is out of the
-  question: after a token that the coins reject, once all tokens so far have a probability below
-  0.001 of being accepted (the target is not run there), and behind an end token. Greedy: 1 while
-  the rollout is what the target says, then 0.
-
-Of the siblings of a drawn token, in `rounds` (`data_gen.labels`; 0 where `accept_prob` is for the
-reasons above):
-- `rrsw_token`, `rrsw_accept`: 2 each, the second and third candidate drawn without replacement (-1:
-  none is left), and the probability that each is accepted if its elder ones are not (RRSw).
-- `hub_accept`: 2, of SpecHub's pair: that the token is accepted, and the other one if it is not.
-- `top_token`, `top_accept`: 3 each, the draft's most probable tokens, and the probability that each
-  is accepted, as a point mass, if its elder ones are not.
-
-Of a round:
-- `drafted`: tokens up to and including the first drafted end token, at most gamma. Beyond it values
-  mean nothing.
-- `accepted`: of those, by token-wise verification with coins of the harvest (exact for a greedy
-  target).
-- `known`: tokens whose verdict is known: gamma, except near the end of a greedy response that was
-  cut at max_new_tokens. What the target would have said next was never computed there: it is T - t,
-  and `accept_prob` is 0 beyond. A decode of T tokens drafts at most T - t - 1 tokens from t, so
-  replaying it needs nothing else; training leaves rounds out whose length is not known.
-- `committed`: id of the last committed token.
-- `target_hidden`: the target's hidden states at the last verified position, that of the token
-  before `committed`. `draft_first`: the draft's at `committed`.
-- `history`: how the draft fared before
-  (`predictors.features.draft_statistics.history_row`), 3 numbers.
-
-Per-sample values are lists, flattened row by row where a sample has several (`history`: n * 3; of
-drawn tokens: n * gamma, of their siblings n * gamma * 2 or 3). Hidden states and embeddings are
-bfloat16 numbers kept as int16 bits: n * L * H, n * gamma * L * H for L layers. With
-`features=recompute` these lists are empty and the manifest says `"features_stored": false`."""
+Per-sample values are lists, flattened row by row where a sample has several. Hidden states and
+embeddings are bfloat16 numbers kept as int16 bits."""
 
 import hashlib
 import re

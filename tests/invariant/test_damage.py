@@ -43,62 +43,8 @@ from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset, 
 CHUNKS = 3
 SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]
 FILES = [*SHARDS, "chunk-00001.json", "plan.json", "manifest.json"]
-Damage = Callable[[Path, Path], object]
-"""What is done to a folder, given one of another dataset."""
-
-
-def flipped(content: bytes, place: int) -> bytes:
-    place %= len(content)
-    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
-
-
-CHANGES: dict[str, Callable[[bytes], bytes]] = {
-    "first byte": lambda content: flipped(content, 0),
-    "middle byte": lambda content: flipped(content, len(content) // 2),
-    "last byte": lambda content: flipped(content, -1),
-    "truncated": lambda content: content[: len(content) // 2],
-    "one byte short": lambda content: content[:-1],
-    "one byte more": lambda content: content + b"\n",
-    "empty": lambda content: b"",
-    "a block of zeros": lambda content: content[:64] + bytes(64) + content[128:],
-    "zeros only": lambda content: bytes(len(content)),
-}
-
-
-def with_change(name: str, change: Callable[[bytes], bytes]) -> Damage:
-    """Another content, of the same time."""
-
-    def damage(folder: Path, foreign: Path) -> None:
-        path = folder / name
-        content, stat = path.read_bytes(), path.stat()
-        path.write_bytes(change(content))
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert path.read_bytes() != content
-
-    return damage
-
-
-def swapped(one: str, other: str) -> Damage:
-    def damage(folder: Path, foreign: Path) -> None:
-        first, second = (folder / one).read_bytes(), (folder / other).read_bytes()
-        (folder / one).write_bytes(second)
-        (folder / other).write_bytes(first)
-
-    return damage
-
-
-def taken(pattern: str) -> Damage:
-    def damage(folder: Path, foreign: Path) -> None:
-        for path in foreign.glob(pattern):
-            shutil.copy(path, folder / path.name)
-
-    return damage
-
-
-def several(folder: Path, foreign: Path) -> None:
-    (folder / "rounds-00000.parquet").unlink()
-    (folder / "mixed-00002.parquet").write_bytes(b"PAR1")
-    (folder / "plan.json").write_text("{")
+Damage = dict[str, bytes | None]
+"""What lies in the folder instead of its files; None: nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -165,36 +111,53 @@ def refused_and_left(pair: ModelPair, folder: Path, says: str) -> None:
     assert files(folder) == before
 
 
-CASES: list[tuple[str, Damage, list[str]]] = [
-    *((f"{what} of {n}", with_change(n, how), [n]) for n in FILES for what, how in CHANGES.items()),
-    *((f"{n} deleted", lambda folder, _, n=n: (folder / n).unlink(), [n]) for n in FILES),
-    *(
-        (f"{n} swapped", swapped(n, n.replace("1", "0")), [n.replace("1", "0"), n])
-        for n in FILES[:4]
-    ),
-    *(
-        (f"{n} is {m}", lambda folder, _, n=n, m=m: shutil.copy(folder / m, folder / n), [n])
-        for n, m in (
-            *((SHARDS[0], SHARDS[1]), (SHARDS[2], "plan.json"), ("chunk-00001.json", "plan.json")),
-            *(("plan.json", "manifest.json"), ("manifest.json", "chunk-00001.json")),
-        )
-    ),
-    *((f"foreign {n}", taken(n), [n]) for n in (*FILES[:4], "manifest.json")),
-    ("a whole foreign chunk", taken("*-00001.*"), ["chunk-00001.json"]),
-    ("several", several, ["plan.json", "rounds-00000.parquet", "mixed-00002.parquet"]),
+def flipped(content: bytes) -> bytes:
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+def damages(folder: Path, foreign: Path) -> dict[str, Damage]:
+    """Damage to one chunk and to the settings, by name."""
+    whole = {path.name: path.read_bytes() for path in folder.glob("*.*")}
+    other = {path.name: path.read_bytes() for path in foreign.glob("*.*")}
+    first = {name: name.replace("1", "0") for name in FILES[:4]}  # the same of another chunk
+    found: dict[str, Damage] = {f"{name} changed": {name: flipped(whole[name])} for name in FILES}
+    found |= {f"{name} deleted": {name: None} for name in FILES}
+    found |= {f"{n} swapped": {m: whole[n], n: whole[m]} for n, m in first.items()}
+    found |= {f"{name} foreign": {name: other[name]} for name in (*FILES[:4], FILES[5])}
+    found |= {f"{n} is {m}": {n: whole[m]} for n, m in TAKEN}
+    found["whole foreign chunk"] = {name: other[name] for name in FILES[:4]}
+    found["several"] = {"plan.json": b"{", "rounds-00000.parquet": None, SHARDS[1]: b"PAR1"}
+    return found
+
+
+TAKEN = [
+    *((SHARDS[0], SHARDS[1]), (SHARDS[2], "plan.json"), ("chunk-00001.json", "plan.json")),
+    *(("plan.json", "manifest.json"), ("manifest.json", "chunk-00001.json")),
+]
+NAMES = [
+    *(f"{name} {how}" for name in FILES for how in ("changed", "deleted")),
+    *(f"{name} swapped" for name in FILES[:4]),
+    *(f"{name} foreign" for name in (*FILES[:4], FILES[5])),
+    *(f"{n} is {m}" for n, m in TAKEN),
+    *("whole foreign chunk", "several"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "bad"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
-@pytest.mark.few(40)
+@pytest.mark.parametrize("name", NAMES)
 def test_damage_is_found_and_repaired(
-    pair: ModelPair, folder: Path, original: Path, foreign: Path, damage: Damage, bad: list[str]
+    pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str
 ) -> None:
-    """Plan and markers are not needed to read."""
-    damage(folder, foreign)
-    if any(name.endswith(".parquet") or name == "manifest.json" for name in bad):
-        named = [*bad, "mixed-00000.parquet"] if bad == ["manifest.json"] else bad
-        assert_readers_refuse(folder, named)
+    """Also where time and size stay. Plan and markers are not needed to read."""
+    damage = damages(folder, foreign)[name]
+    for path, content in ((folder / file, content) for file, content in damage.items()):
+        stat = path.stat()
+        path.unlink() if content is None else path.write_bytes(content)
+        if content is not None:
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    bad = [FILES[3]] if name == "whole foreign chunk" else list(damage)
+    if {*bad} - {"plan.json", "chunk-00001.json", "chunk-00000.json"}:
+        assert_readers_refuse(folder, [*bad, "mixed-00000.parquet"])
     assert_found_and_repaired(pair, folder, original, bad)
 
 

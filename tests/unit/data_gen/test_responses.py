@@ -13,11 +13,11 @@ from data_gen.requests import make_requests
 from data_gen.responses.external import (
     ExternalResponse,
     Generated,
+    ResponseFile,
     response_from_row,
     response_ids,
     with_responses,
 )
-from data_gen.responses.file import ResponseFile
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from tests.helpers.data.datasets import SAMPLED

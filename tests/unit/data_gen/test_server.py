@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from data_gen.prompts import Prompt
-from data_gen.responses.external import asked_on
-from data_gen.responses.file import ResponseFile
+from data_gen.responses.external import ResponseFile, asked_on
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import pause
 from runtime.errors import UserError
