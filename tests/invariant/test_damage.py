@@ -36,8 +36,12 @@ from decoding.models.loading import ModelPair
 from evaluation.replay.read import read_table
 from runtime.cli import explain
 from runtime.errors import UserError
-from tests.helpers.damage.damage import damage_one_file, misplace_a_file
-from tests.helpers.damage.fuzz import for_as_long_as_asked, no_hang
+from tests.helpers.damage.damage import (
+    damage_one_file,
+    for_as_long_as_asked,
+    misplace_a_file,
+    no_hang,
+)
 from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset, rewrite_checksum
 
 CHUNKS = 3

@@ -80,86 +80,60 @@ def slow_table(
 ) -> RolloutTable:
     """One response and a rollout from each of its positions per prompt; head, classes, worth:
     whose predictors are asked."""
+
+    def one_round(prefix: Tensor, sampler: Sampler) -> dict[str, Any]:
+        """Of the rollout after `prefix`, the columns of `RolloutTable`."""
+        names = ("tokens", "accept", "siblings", "confidence", "max_q", "entropy")
+        found: dict[str, Any] = {name: [] for name in names}
+        text, scores, stats = prefix, list[float](), list[Tensor]()
+        for _ in range(gamma):
+            p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
+            unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
+            token = sampler.draw(q).token
+            text = torch.cat([text, torch.tensor([token])])
+            hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
+            features = matrix(head.predictor.inputs, {"draft_hidden": side_by_side(hidden)})
+            scores.append(head.predictor.predict_proba(features.float()).item())
+            stats.append(torch.stack(list(q_stats(unwarped_q, torch.tensor(token)).values())))
+            greedy = draft_warp.temperature == 0
+            others = top_ones(p, unwarped_q) if greedy else drawn(p, q, token, sampler)
+            reached = all(found["accept"])
+            found["tokens"].append(token)
+            found["siblings"].append(others if reached else [0.0, 0.0])
+            found["accept"].append(min(1.0, float(p[token] / q[token])) if reached else 0.0)
+            found["confidence"].append(float(unwarped_q[token]))
+            found["max_q"].append(float(unwarped_q.max()))
+            found["entropy"].append(float(torch.special.entr(unwarped_q).sum()))
+        ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
+        found["drawn"] = min([*ends, gamma])
+        coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
+        found["accepted"] = [*coins, False].index(False)
+        hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
+        embedding = pair.target.embed(int(prefix[-1]))[None]
+        facts = {"target_hidden": side_by_side(hidden), "embedding": embedding}
+        decided = classes.decide(matrix(classes.predictor.inputs, facts).float())
+        found["predicted"] = {
+            head.survival: head.predictor.calibration.survival(torch.tensor(scores)).tolist(),
+            classes.outcomes: int(decided),
+            worth.survival: _values(worth, torch.stack(stats)),
+        }
+        return found
+
     rows = []
     for number, prompt in enumerate(prompts):
         sampler = Sampler.seeded(number)
         engine = AutoregressiveEngine(pair, warp, frozenset(eos_ids))
         response = engine.decode(prompt, max_new, sampler).tokens
         text = torch.cat([prompt, torch.tensor(response)])
-        prefixes = [text[: len(prompt) + position] for position in range(len(response))]
-        rounds = [
-            _round(pair, prefix, gamma, warp, draft_warp, eos_ids, sampler, head, classes, worth)
-            for prefix in prefixes
-        ]
+        with torch.inference_mode():
+            starts = range(len(prompt), len(text))
+            rounds = [one_round(text[:start], sampler) for start in starts]
         facts = {"prompt_id": str(number), "length": len(response), "max_new": max_new}
         said = [found.pop("predicted") for found in rounds]
         predicted = {name: [found[name] for found in said] for name in said[0]}
         columns = {name: [found[name] for found in rounds] for name in rounds[0]}
         rows.append(facts | columns | {"predicted": predicted})
     return build(rows, warp.temperature == 0 == draft_warp.temperature)
-
-
-@torch.inference_mode()
-def _round(
-    pair: Pair,
-    prefix: Tensor,
-    gamma: int,
-    warp: Warp,
-    draft_warp: Warp,
-    eos_ids: Collection[int],
-    sampler: Sampler,
-    head: SpecDecPPStop,
-    classes: HRADStop,
-    worth: ValueStop,
-) -> dict[str, Any]:
-    """Of the rollout after `prefix`, the columns of `RolloutTable`."""
-    found: dict[str, Any] = {
-        name: [] for name in ("tokens", "accept", "siblings", "confidence", "max_q", "entropy")
-    }
-    text, scores, stats = prefix, list[float](), list[Tensor]()
-    for _ in range(gamma):
-        p, (logits, _) = warp.probs(_run(pair.target, text)[0]), _run(pair.draft, text)
-        unwarped_q, q = Warp().probs(logits), draft_warp.probs(logits)
-        token = sampler.draw(q).token
-        text = torch.cat([text, torch.tensor([token])])
-        hidden = _run(pair.draft, text, head.draft_layers)[1][:, -1:]
-        facts = {"draft_hidden": side_by_side(hidden)}
-        stats.append(torch.stack(list(q_stats(unwarped_q, torch.tensor(token)).values())))
-        found["tokens"].append(token)
-        found["accept"].append(min(1.0, float(p[token] / q[token])))
-        others = (
-            top_ones(p, unwarped_q) if draft_warp.temperature == 0 else drawn(p, q, token, sampler)
-        )
-        found["siblings"].append(others)
-        found["confidence"].append(float(unwarped_q[token]))
-        found["max_q"].append(float(unwarped_q.max()))
-        found["entropy"].append(float(torch.special.entr(unwarped_q).sum()))
-        scores.append(
-            head.predictor.predict_proba(matrix(head.predictor.inputs, facts).float()).item()
-        )
-    reached = [all(found["accept"][:depth]) for depth in range(gamma)]
-    found["siblings"] = [
-        values if there else [0.0, 0.0]
-        for there, values in zip(reached, found["siblings"], strict=True)
-    ]
-    found["accept"] = [
-        value if there else 0.0 for there, value in zip(reached, found["accept"], strict=True)
-    ]
-    survival = head.predictor.calibration.survival(torch.tensor(scores)).tolist()
-    ends = [place for place, token in enumerate(found["tokens"], 1) if token in eos_ids]
-    found["drawn"] = min([*ends, gamma])
-    coins = [sampler.accept(accept, 1.0) for accept in found["accept"][: found["drawn"]]]
-    found["accepted"] = [*coins, False].index(False)
-    hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
-    embedding = pair.target.embed(int(prefix[-1]))[None]
-    facts = {"target_hidden": side_by_side(hidden), "embedding": embedding}
-    features = matrix(classes.predictor.inputs, facts).float()
-    found["predicted"] = {
-        head.survival: survival,
-        classes.outcomes: int(classes.decide(features)),
-        worth.survival: _values(worth, torch.stack(stats)),
-    }
-    return found
 
 
 def drawn(p: Tensor, q: Tensor, token: int, sampler: Sampler) -> list[float]:
@@ -197,9 +171,8 @@ def _values(worth: ValueStop, stats: Tensor) -> list[float]:
         path = torch.cat([path, row[:1]])
         facts = dict(zip(Q_STATS, row, strict=True))
         facts |= {"depth": torch.tensor(depth), "q_path": path_rows(path)[-1]}
-        said = Chances.of(
-            worth.predictor.predict_proba(matrix(worth.predictor.inputs, facts)[None])
-        )
+        features = matrix(worth.predictor.inputs, facts)[None]
+        said = Chances.of(worth.predictor.predict_proba(features))
         reach *= float(said.first)
         values.append(reach * float(said.following))
     return values

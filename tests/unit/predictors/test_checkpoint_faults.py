@@ -25,8 +25,7 @@ from predictors.survival import Survival
 from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
-from tests.helpers.damage.damage import damage_one_file
-from tests.helpers.damage.fuzz import for_as_long_as_asked
+from tests.helpers.damage.damage import damage_one_file, for_as_long_as_asked
 from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
