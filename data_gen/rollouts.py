@@ -92,16 +92,11 @@ def roll(
     places: [A]; first: already drawn after them; uniform: [A, gamma - 1]. The cache is left as it
     was."""
     base, gamma, own = draft.length, uniform.shape[1] + 1, OwnTokens.of(draft)
-    prefix = places.past(base, draft.device)
-    itself = torch.eye(len(prefix), dtype=torch.bool, device=draft.device)
     drawn, states, logits = [first], list[Tensor](), list[Tensor]()
     for depth in range(1, gamma + 1):
-        visible = torch.cat([prefix, *[itself] * depth], dim=1)
         wanted: RowsWanted = "all" if depth < gamma else "none"
-        positions = places.row - places.start + depth
-        output = draft.forward_masked(
-            drawn[-1].token, positions, visible, hidden=layers, logits=wanted
-        )
+        token = drawn[-1].token[:, None]
+        output = forward_along(draft, places, token, base, hidden=layers, logits=wanted)
         states.append(states_of(output))
         if depth < gamma:
             drawn.append(blockwise(partial(draw, warp, own), output.logits, uniform[:, depth - 1]))
@@ -110,7 +105,7 @@ def roll(
     draft.crop(base)
     said = torch.cat(logits, 1) if logits else None
     if warp.temperature > 0 and gamma == 1:
-        said = torch.zeros(len(prefix), 0, own.columns, device=first.token.device)
+        said = torch.zeros(len(places.row), 0, own.columns, device=first.token.device)
     return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), said)
 
 
