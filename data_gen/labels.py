@@ -105,12 +105,6 @@ def top_tokens(logits: Tensor) -> Tensor:
     return torch.cat(tokens, -1)
 
 
-def greedy_point_masses(top: Tensor, response: Tensor) -> Tensor:
-    """Return `Siblings.top_accept` under a greedy target that says `response` [...]. top: [...,
-    3]."""
-    return (top == response[..., None]).float()
-
-
 def _hub_pair(p: Tensor, q: Tensor, token: Tensor, second: Tensor) -> Tensor:
     """`second`: drawn from q without `token`, the pair's other token where `token` is the hub."""
     hub = largest(q)

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from data_gen.answers import Distributions
 from data_gen.columns import Columns, Warps, at, blockwise
-from data_gen.labels import Siblings, acceptance, greedy_point_masses, siblings
+from data_gen.labels import Siblings, acceptance, siblings
 from data_gen.rollouts import Rollouts, forward_along
 from decoding.models.cached_lm import CachedLM
 from predictors.outcomes import NEGLIGIBLE
@@ -92,7 +92,7 @@ def greedy_verdicts(
     verdicts.accept[:] = (tokens == says).int().cumprod(1)
     reached = torch.cat([torch.ones(len(says), 1), verdicts.accept[:, :-1]], 1)
     reached = (reached > 0) & (says >= 0)
-    verdicts.top_accept[:] = greedy_point_masses(top, says) * reached[..., None]
+    verdicts.top_accept[:] = (top == says[..., None]) & reached[..., None]
     if rolled.logits is None:
         verdicts.hub_accept[..., 0] = verdicts.accept
         return verdicts

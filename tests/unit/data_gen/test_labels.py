@@ -14,7 +14,6 @@ from data_gen.labels import (
     acceptance,
     accepted_length,
     drafted_length,
-    greedy_point_masses,
     overlap,
     siblings,
     top_tokens,
@@ -143,11 +142,6 @@ def test_siblings_of_every_rule_are_what_the_verifiers_say(kind: str, vocabulary
 def test_top_tokens_are_the_lowest_ids_on_ties_and_missing_where_nothing_is_left() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0], [float("-inf"), 3.0, float("-inf"), 1.0]])
     assert top_tokens(logits).tolist() == [[1, 2, 0], [1, 3, -1]]
-
-
-def test_a_greedy_target_accepts_one_of_them_or_none() -> None:
-    top = torch.tensor([[4, 2, 7], [4, 2, -1]])
-    assert greedy_point_masses(top, torch.tensor([2, 9])).tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
 # Whether given responses are drawn as their harvest says: known laws, drawn honestly and not ------
