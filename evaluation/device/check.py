@@ -40,7 +40,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.baselines.generate import GenerateEngine
 from evaluation.decode import Engine
 from evaluation.lossless import greedy_differences
-from evaluation.table import markdown
+from evaluation.table import markdown, summary, timed
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign
 from runtime.job import command_line
@@ -328,15 +328,6 @@ def distance(value: Any, host: Any) -> float:
 # How fast? ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Medians over repeats. rate: tokens per second; outside: share of the time that no forward
-    takes, None where it is not known."""
-
-    rate: float
-    outside: float | None = None
-
-
 def measure(
     requests: Sequence[Request],
     settings: HarvestSettings,
@@ -355,11 +346,12 @@ def measure(
 
     def work() -> None:
         decoding_speeds(pair, None, prompts, tokens, 1)
-        speeds["harvest, labels"] = harvest_speed(pair, requests, settings, cfg.repeats)
+        rate = harvest_speed(pair, requests, settings, cfg.repeats)
+        speeds["harvest, labels"] = {"rate": rate, "outside": None}
 
     return {
         "memory": peak_memory([pair.target.device, pair.draft.device], work),
-        "speeds": {name: asdict(speed) for name, speed in speeds.items()},
+        "speeds": speeds,
         "setup": {name: fact for name, fact in setup_facts(pair).items() if name != "machine"},
         "skipped": skipped(pair, device, second),
     }
@@ -367,47 +359,45 @@ def measure(
 
 def decoding_speeds(
     pair: ModelPair, generate: Engine | None, prompts: Sequence[Tensor], tokens: int, repeats: int
-) -> dict[str, Speed]:
+) -> dict[str, dict[str, float | None]]:
     """Time `generate` (the target alone, as transformers has it), plain and speculative decoding,
-    in turn, after one turn that warms up."""
+    in turn, after one turn that warms up. Return of each tokens per second (`rate`) and the share
+    of the time after the prefill in which no model is at work (`outside`, None where it is not
+    known)."""
     engines = {name: ENGINES[name](pair, GREEDY) for name in TIMED}
     if generate is not None:
         engines = {"generate": generate, **engines}
     if not pair.draft.reads_target:
         engines["side by side"] = _overlapped(True)(pair, GREEDY)
         engines["the same in turn"] = _overlapped(False)(pair, GREEDY)
-    rates: dict[str, list[float]] = {name: [] for name in engines}
-    outside: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(repeats + 1):
+    traces: dict[str, list[Trace]] = {name: [] for name in engines}
+    for repeat in range(repeats + 1):
         for name, engine in engines.items():
-            made, seconds, inside = 0, 0.0, 0.0
-            pair.draft.reset()  # an engine that has no use for it leaves it as it is
             for seed, prompt in enumerate(prompts):
-                start = perf_counter()
                 trace = engine.decode(prompt, tokens, Sampler.seeded(seed))
-                seconds += perf_counter() - start
-                inside += pair.target.seconds + pair.draft.seconds  # reset with each request
-                made += len(trace.tokens)
-            rates[name].append(made / seconds)
-            outside[name].append(max(0.0, 1 - inside / seconds))
-    blind = ("generate", "side by side")  # nothing of ours runs there; forwards overlap
+                if repeat:
+                    traces[name].append(trace)
+    rows = summary(timed(traces))
     return {
-        name: Speed(median(rates[name][1:]), None if name in blind else median(outside[name][1:]))
+        name: {
+            "rate": rows[name]["tokens/s"].value,
+            "outside": rows[name]["overhead"].value if name != "generate" else None,
+        }
         for name in engines
     }
 
 
 def harvest_speed(
     pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, repeats: int
-) -> Speed:
-    """Return draft tokens labelled per second."""
+) -> float:
+    """Return draft tokens labelled per second, the median over repeats."""
     rates = []
     for _ in range(repeats + 1):
         start = perf_counter()
         rows = _records(pair, requests, settings)
         labels = sum(int(row["drafted"].sum()) for row in rows["rounds"])
         rates.append(labels / (perf_counter() - start))
-    return Speed(median(rates[1:]))
+    return median(rates[1:])
 
 
 def peak_memory(devices: Sequence[torch.device], work: Callable[[], object]) -> dict[str, int]:
@@ -473,7 +463,7 @@ def page(facts: Mapping[str, Any]) -> str:
     parts += ["## Equal to the host", markdown(["", "equal", "near ties", "faults"], rows)]
     parts += ["\n".join(lines)]
     if speeds:
-        header = ["", "tokens/s", "time outside forwards"]
+        header = ["", "tokens/s", "time outside the models"]
         parts += ["## Speed, measured", markdown(header, speeds)]
     if peaks:
         parts += ["## Memory", markdown(["device", "GB of tensors at the peak"], peaks)]

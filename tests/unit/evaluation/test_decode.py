@@ -118,29 +118,6 @@ def test_a_damaged_journal_is_named(line: str, seal: bool, tmp_path: Path) -> No
         Journal(tmp_path / RESUME, Trace)
 
 
-def test_every_digit_of_a_journal_counts(tmp_path: Path) -> None:
-    """But for the last line of a run that was killed as it wrote it."""
-    path = tmp_path / RESUME
-    with Journal(path, Trace) as journal:
-        for key in "abc":
-            journal.add(key, {"m": decoded(4, 17)})
-    content = path.read_bytes()
-    for place, byte in enumerate(content):
-        if chr(byte).isdigit():
-            changed = content[:place] + bytes([byte ^ 1]) + content[place + 1 :]
-            path.write_bytes(changed)
-            line = content[:place].count(b"\n") + 1
-            with pytest.raises(UserError, match=f"^out: .*damaged in line {line} .* Remove that"):
-                Journal(path, Trace)
-            assert path.read_bytes() == changed, "nothing is lost"
-    whole = content.splitlines(keepends=True)
-    path.write_bytes(b"".join(whole[:2]) + whole[2][:-1])
-    with Journal(path, Trace) as journal:
-        assert list(journal.turns) == ["a", "b"]
-        journal.add("c", {"m": decoded(4, 17)})
-    assert path.read_bytes() == content
-
-
 # Losslessness -------------------------------------------------------------------------------------
 
 

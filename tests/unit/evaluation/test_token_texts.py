@@ -5,22 +5,19 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from decoding.trace import STAGES, RoundTrace, Span, StageTrace, Trace
+from decoding.trace import StageTrace, Trace
 from evaluation.token_texts import FILE, Vocabulary, of_traces, read, write
 from runtime.errors import UserError
+from tests.helpers.evaluation.evaluations import chain
+from tests.helpers.evaluation.evaluations import trace as decoded
 from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
 def trace() -> Trace:
-    stages = StageTrace(
-        "draft", 1, 1, 3, 1, [[5, 6], [7]], 0, 0, [Span("target", "verify", 0.1, 0.2, 2)]
-    )
-    seconds = dict.fromkeys(STAGES, 0.1)
-    rounds = [
-        RoundTrace([4, 5, 7], [0, 1, 1], [0.5] * 3, 2, 2, [4, 5], [1.0], 3, seconds, stages),
-        RoundTrace([], [], [], 0, 0, [9], [], 0, seconds),
-    ]
-    return Trace(2, [4, 5, 9], rounds, 0.1, 1.0, prompt_id="1", dataset="a")
+    rounds = [chain(3, 1), chain(0, 0)]
+    rounds[0].draft_tokens, rounds[0].tokens, rounds[1].tokens = [4, 5, 7], [4, 5], [9]
+    rounds[0].overlap = StageTrace("draft", 1, 1, 3, 1, [[5, 6], [7]], 0, 0, [])
+    return decoded(rounds, prompt="1", dataset="a")
 
 
 def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
@@ -61,13 +58,7 @@ def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path: Path) -> 
     assert (found.prompt(one), found.prompt(other), found.prompt(trace())) == ("w3", "w5", "")
 
 
-@pytest.mark.parametrize(
-    "content",
-    ['{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}', '{"tokens": {"x": 1}, "prompts": {}}'],
-)
-def test_a_file_that_is_damaged_or_of_an_earlier_version_is_named(
-    content: str, tmp_path: Path
-) -> None:
-    (tmp_path / FILE).write_text(content)
+def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
     with pytest.raises(UserError, match="vocabulary.json is damaged or of an earlier version"):
         read(tmp_path)

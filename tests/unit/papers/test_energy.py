@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,23 +54,26 @@ def test_no_counter_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert counters == [] and "intel-rapl:0 cannot be read" in reason
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(19, "No such device"), ValueError("''"), NVMLError("Lost")]
-)
+def meter_of(*readings: float | Exception, wraps: float = math.inf) -> Meter:
+    """Return a meter of a counter that stands still and one that says these."""
+    given = iter(readings)
+
+    def read() -> float:
+        found = next(given)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return Meter([Counter("one", lambda: 1.0), Counter("two", read, wraps)])
+
+
+@pytest.mark.parametrize("error", [OSError(19, "No such device"), NVMLError("Lost")])
 @pytest.mark.parametrize("good", [0, 1])
 def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(
     error: Exception, good: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before or after a request; it stays without a number, for it may have missed some."""
-    readings = iter([10.0, *[12.0] * good])
-
-    def read() -> float:
-        found = next(readings, None)
-        if found is None:
-            raise error
-        return found
-
-    meter = Meter([Counter("one", lambda: 1.0), Counter("two", read)])
+    meter = meter_of(10.0, *[12.0] * good, error)
     before = meter.read()
     assert before == [1.0, 10.0]
     assert meter.since(before) == (2.0 if good else None)
@@ -83,34 +87,24 @@ def test_a_counter_that_is_set_back_is_no_number(
     wraps: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not taken for one that has counted to its end."""
-    readings = iter([10.0, 2.0])
-    meter = Meter([Counter("one", lambda: next(readings), wraps)])
+    meter = meter_of(10.0, 2.0, wraps=wraps)
     assert meter.since(meter.read()) is None and "went back" in capsys.readouterr().out
 
 
 def test_gpus_count_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetTotalEnergyConsumption=lambda handle: 1500 * (handle + 1),
-        NVMLError=NVMLError,
-    )
+    nvml = Mock(NVMLError=NVMLError)
+    nvml.nvmlDeviceGetCount.return_value = 2
+    nvml.nvmlDeviceGetTotalEnergyConsumption.return_value = 1500
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counters, _ = nvml_counters()
-    assert [counter.read() for counter in counters] == [1.5, 3.0]
-
-    def refuse(handle: int) -> None:
-        raise NVMLError("Not Supported")
-
-    nvml.nvmlDeviceGetTotalEnergyConsumption = refuse
+    assert [counter.read() for counter in counters] == [1.5, 1.5]
+    nvml.nvmlDeviceGetTotalEnergyConsumption.side_effect = NVMLError("Not Supported")
     assert nvml_counters() == ([], "NVML cannot be read (Not Supported)")
 
 
 def test_a_trace_keeps_what_was_counted_meanwhile(tmp_path: Path) -> None:
-    readings = iter([10.0, 12.5])
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
-    trace = Meter([Counter("fake", lambda: next(readings))]).around(engine).decode(None, 4, None)
+    trace = meter_of(10.0, 12.5).around(engine).decode(None, 4, None)
     write_traces(tmp_path / "traces.jsonl", [trace])
     assert trace.joules == 2.5 and read_traces(tmp_path / "traces.jsonl") == [trace]
 
