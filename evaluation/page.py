@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -195,7 +196,7 @@ def page(
     """Return what a comparison of methods says: the answer and one table, with what was asked for
     besides, or the `whole` of it. lines: of `answer`."""
     labels, draft = labels_of(results), results["draft"]
-    drafting = [name for name, method in results["methods"].items() if method["speculates"]]
+    drafting = [labels[name] for name, each in results["methods"].items() if each["speculates"]]
     rows = {
         dataset: {labels[name]: row for name, row in summary.items()}
         for dataset, summary in results["summary"].items()
@@ -213,8 +214,7 @@ def page(
         if whole:
             prompts = results["prompts"][dataset]
             parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
-        summary = results["summary"][dataset]
-        parts += [speed_table(summary, results["against"], drafting, labels)]
+        parts += [speed_table(rows[dataset], results["against"], drafting)]
         parts += [draft_table(rows[dataset])] if whole else []
         parts += draft_lines(draft["match"][dataset]) if draft else []
     if whole:
@@ -228,7 +228,9 @@ def page(
         parts += ["## Draft and target side by side", figure_table(shared, OVERLAPS)]
     if cfg.modelled:
         parts += ["## Speed-up, modelled: a device for each model"]
-        parts += [modelled_table(rows[ALL]), COSTS]
+        costs = [figure for figure in rows[ALL][BASELINE] if figure.startswith(f"{SPEEDUP}, ")]
+        written = partial(with_interval, unit="x")
+        parts += [figure_table(rows[ALL], dict.fromkeys(costs, ".2f"), written), COSTS]
     if whole:
         parts += ["## Lossless", *results["lossless"]]
         parts += ["## Share of decode time", figure_table(rows[ALL], PROFILE)]
@@ -297,19 +299,15 @@ def simulated(pair: Mapping[str, Any]) -> list[str]:
 
 
 def speed_table(
-    summary: Summary,
-    against: Mapping[str, str],
-    drafting: Collection[str] | None = None,
-    labels: Mapping[str, str] | None = None,
+    summary: Summary, against: Mapping[str, str], drafting: Collection[str] | None = None
 ) -> str:
     """Return the table that says how fast every method is.
 
     against: what else to compare with -> method; drafting: methods that no tuning made plain, None:
-    all of them; labels: what methods are called, None: their names"""
-    labels = labels or {name: name for name in summary}
+    all of them"""
     rows = [
         [
-            labels[name],
+            name,
             with_interval(row[SPEEDUP], unit="x"),
             f"{row['tokens/s'].value:.1f}",
             *(with_interval(row[f"over {other}"], unit="x") for other in against.values()),
@@ -321,8 +319,7 @@ def speed_table(
         for name, row in summary.items()
     ]
     beside = [
-        f"vs {labels[other]}" if what == other else f"vs {what} ({labels[other]})"
-        for what, other in against.items()
+        f"vs {what}" if what == other else f"vs {what} ({other})" for what, other in against.items()
     ]
     header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
     return markdown([*header, "acceptance", "stop rule time", "verdict"], rows)
@@ -347,35 +344,27 @@ def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str
 
 def draft_table(summary: Summary) -> str:
     """Return how much was drafted, and what became of it, where that is known."""
-    drafts = {
-        name: row
+    plain = [name for name, row in summary.items() if not row["drafted/round"].value]
+    drafts = {name: row for name, row in summary.items() if name not in (BASELINE, *plain)}
+    return figure_table(drafts, DRAFTS, with_interval)
+
+
+def without_interval(estimate: Estimate, form: str) -> str:
+    return f"{estimate.value:{form}}"
+
+
+def figure_table(
+    summary: Summary,
+    forms: Mapping[str, str],
+    written: Callable[[Estimate, str], str] = without_interval,
+) -> str:
+    """Return a table of figures by method. forms: of the figures that are shown."""
+    rows = [
+        [name, *(written(row[figure], form) for figure, form in forms.items())]
         for name, row in summary.items()
-        if name != BASELINE and row["drafted/round"].value
-    }
-    rows = [
-        [name, *(with_interval(row[each], form) for each, form in DRAFTS.items())]
-        for name, row in drafts.items()
     ]
-    return markdown(["method", *DRAFTS], rows)
-
-
-def figure_table(summary: Summary, forms: Mapping[str, str]) -> str:
-    """Return values without intervals. forms: of the figures that are shown."""
-    rows = [
-        [name, *(f"{row[each].value:{form}}" for each, form in forms.items())]
-        for name, row in summary.items()
-    ]
-    return markdown(["method", *forms], rows)
-
-
-def modelled_table(summary: Summary) -> str:
-    """Return speed-ups over plain decoding by cost table."""
-    names = [name for name in summary[BASELINE] if name.startswith(f"{SPEEDUP}, ")]
-    rows = [
-        [policy, *(with_interval(row[name], unit="x") for name in names)]
-        for policy, row in summary.items()
-    ]
-    return markdown(["method", *(name.removeprefix(f"{SPEEDUP}, ") for name in names)], rows)
+    header = [figure.removeprefix(f"{SPEEDUP}, ") for figure in forms]
+    return markdown(["method", *header], rows)
 
 
 def lossless_in_short(lines: Sequence[str]) -> list[str]:
