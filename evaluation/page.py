@@ -209,7 +209,6 @@ def page(
             f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same"
             f" prompts, on which the methods take turns, {repeats}; {METHOD}."
         ]
-    parts += [legend(results["methods"])]
     for dataset in rows if whole else (ALL,):
         if whole:
             prompts = results["prompts"][dataset]
@@ -217,6 +216,7 @@ def page(
         parts += [speed_table(rows[dataset], results["against"], drafting)]
         parts += [draft_table(rows[dataset])] if whole else []
         parts += draft_lines(draft["match"][dataset]) if draft else []
+    parts += [legend(results["methods"])]
     if whole:
         parts += remarks(results)
     parts += [
@@ -278,8 +278,8 @@ def hardware(facts: Mapping[str, Any]) -> str:
     """Return where and with what it was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
-        f"{in_words(facts['hardware'])}, {facts['threads']} threads, {in_words(facts['dtypes'])};"
-        f" {versions}."
+        f"{in_words(facts['hardware'])}, threads: {facts['threads']},"
+        f" {in_words(facts['dtypes'])}; {versions}."
     )
 
 

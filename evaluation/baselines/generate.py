@@ -175,34 +175,32 @@ class Generation(Group):
     cache_implementation: Annotated[Text | None, "such as static"]
 
 
+Models = Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"]
+OfTarget = Annotated[Warp, "of the target"]
+Further = Annotated[Generation, "further fields of its GenerationConfig"]
+
+
 def plain(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
-    warp: Annotated[Warp, "of the target"],
-    settings: Annotated[Generation, "further fields of its GenerationConfig"],
-    pair: ModelPair,
-    eos_ids: frozenset[int],
+    models: Models, warp: OfTarget, settings: Further, pair: ModelPair, eos_ids: frozenset[int]
 ) -> GenerateEngine:
     """The target alone, with prompt lookup where `settings` ask for it."""
     return GenerateEngine(_loaded("target", models), None, warp, eos_ids, settings)
 
 
 def compiled(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
-    warp: Annotated[Warp, "of the target"],
-    pair: ModelPair,
-    eos_ids: frozenset[int],
+    models: Models, warp: OfTarget, pair: ModelPair, eos_ids: frozenset[int]
 ) -> CompiledGenerateEngine:
     """The target alone, its forward compiled before anything is timed."""
     return CompiledGenerateEngine(_loaded("target", models), None, warp, eos_ids, {})
 
 
 def assisted(
-    models: Annotated[Mapping[str, Any], "the pair, loaded as from_pretrained gives it"],
+    models: Models,
     assistant: Annotated[
         Path | None, "folder or hub id of an ordinary draft; null: that of the pair"
     ],
-    warp: Annotated[Warp, "of the target"],
-    settings: Annotated[Generation, "further fields of its GenerationConfig"],
+    warp: OfTarget,
+    settings: Further,
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
