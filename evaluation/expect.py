@@ -255,7 +255,7 @@ def expect(cfg: DictConfig) -> None:
             print(f"going on after {journal.resumed} contexts ({path})")
         turns = walked(cfg, engines, pair, texts, journal)
         measurements = measured(turns)
-        found = figures(cfg, measurements)
+        summaries = figures(cfg, measurements)
         facts = {
             "methods": settings,
             "data": {"folder": str(cfg.data), "identity": harvest.identity},
@@ -272,9 +272,9 @@ def expect(cfg: DictConfig) -> None:
                 for (dataset, prompt), by_method in turns.items()
             ],
         }
-        text = page(cfg, found, turns, harvest)
+        text = page(cfg, summaries, turns, harvest)
         with replaced_folder(out, MARKER) as folder:
-            write_checksummed(folder / MARKER, {**facts, "expected": found})
+            write_checksummed(folder / MARKER, {**facts, "expected": summaries})
             table.save(measurements, folder / table.FILE)
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         journal.remove()
@@ -350,22 +350,22 @@ def walked(
 def figures(cfg: DictConfig, measurements: pd.DataFrame) -> dict[str, Summary]:
     """Return per dataset and method every figure per target call, and its difference to the method
     of reference."""
-    against, found = cfg.against or cfg.methods[0], dict[str, Summary]()
+    against, summaries = cfg.against or cfg.methods[0], dict[str, Summary]()
     for dataset, rows in table.by_dataset(measurements).items():
-        found[dataset] = {}
+        summaries[dataset] = {}
         for name in cfg.methods:
             mine = rows[rows["policy"] == name]
             row = {figure: ratio(mine, column, "rounds") for figure, column in FIGURES.items()}
             for figure in DIFFERENCES:
                 less = difference(rows, name, against, FIGURES[figure])
                 row[f"{figure} less {against}"] = less
-            found[dataset][name] = row
-    return found
+            summaries[dataset][name] = row
+    return summaries
 
 
-def page(cfg: DictConfig, found: Mapping[str, Summary], turns: Turns, harvest: Harvest) -> str:
+def page(cfg: DictConfig, summaries: Mapping[str, Summary], turns: Turns, harvest: Harvest) -> str:
     """Return the answer in two lines, and a table of every dataset."""
-    rows = found[ALL]
+    rows = summaries[ALL]
     best = max(rows, key=lambda name: rows[name]["tokens"].value)
     count = sum(len(next(iter(each.values()))) for each in turns.values())
     origin = "given responses"
@@ -380,7 +380,7 @@ def page(cfg: DictConfig, found: Mapping[str, Summary], turns: Turns, harvest: H
         f"Contexts are of {origin}. Expectations over the verdicts of a draft; every method has the"
         " same contexts and random numbers, and knows nothing of earlier rounds.",
     ]
-    for dataset, summary in found.items():
+    for dataset, summary in summaries.items():
         columns = list(next(iter(summary.values())))
         lines = []
         for method, row in summary.items():

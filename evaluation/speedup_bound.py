@@ -154,13 +154,13 @@ def draft_along(
     matches = [
         match(pair, prompt, trace.tokens, warp, draft_warp, longest) for prompt, trace in requests
     ]
-    found = {
+    summaries = {
         name: _summary([matches[number] for number in part.index], devices, longest)
         for name, part in by_dataset(timed({"": plain})).items()
     }
     rows = [count for count in COST_ROWS if count <= longest + 1]
     target = {str(count): devices.target(count) for count in rows}
-    return {"seconds": {"draft": devices.draft(1), "target": target}, "match": found}
+    return {"seconds": {"draft": devices.draft(1), "target": target}, "match": summaries}
 
 
 def _summary(matches: Sequence[Match], devices: Devices, longest: int) -> dict[str, Any]:

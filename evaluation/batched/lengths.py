@@ -47,8 +47,10 @@ def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.Da
     }
     chosen_on, judged_on = lengths.values()
     sizes = [best_length(chosen_on, judged_on, cost, size, gamma) for size in cfg.batch]
-    found = scheduler.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
-    ways = {where: scheduler.compared(rows) for where, rows in found.items()}
+    scheduled = (
+        scheduler.simulated(cfg, [harvest, *elsewhere], cost, gamma) if cfg.scheduler else {}
+    )
+    ways = {where: scheduler.compared(rows) for where, rows in scheduled.items()}
     details = {
         **harvest.context,
         "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
@@ -72,7 +74,7 @@ def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.Da
         f"Scheduler, judged on {where}\n\n{scheduler.page(rows)}" for where, rows in ways.items()
     ]
     text = "\n\n".join([f"{answer(sizes)}\n{about}", page(sizes), *pages])
-    return costs, details, measurements(lengths, cost, cfg.batch, gamma, found), text
+    return costs, details, measurements(lengths, cost, cfg.batch, gamma, scheduled), text
 
 
 def best_length(

@@ -275,7 +275,7 @@ class Simulation:
 
     def _best(self, way: Way, least: int) -> Way:
         each = [replace(way, drafted=count) for count in range(least, self.gamma + 1)]
-        return max(each, key=lambda one: self.served(one).rate)
+        return max(each, key=lambda way: self.served(way).rate)
 
     def measured(self, ways: Sequence[Way]) -> pd.DataFrame:
         """Return the measurements of these ways, all of it modelled."""
@@ -308,14 +308,14 @@ def simulated(
     ways = {size: Simulation(chosen_on, maps, cost, size, gamma).ways() for size in cfg.batch}
     tables = {f"{cfg.data}, {cfg.judge} prompts": rounds(home, cfg.judge)}
     tables |= {str(other.folder): rounds(other, "all") for other in elsewhere}
-    found = {}
+    by_prompts = {}
     for name, judged_on in tables.items():
         parts = [
             Simulation(judged_on, maps, cost, size, gamma).measured(each)
             for size, each in ways.items()
         ]
-        found[name] = pd.concat(parts, ignore_index=True)
-    return found
+        by_prompts[name] = pd.concat(parts, ignore_index=True)
+    return by_prompts
 
 
 def compared(measurements: pd.DataFrame) -> list[dict[str, Any]]:

@@ -33,7 +33,12 @@ from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
 from runtime.text import printable
 
-COLUMNS = ("emitted", "rounds", "steps", "lost", "run_tokens", "runs")
+FIGURES = {
+    "tokens_per_call": ("emitted", "rounds"),
+    "accepted_length": ("run_tokens", "runs"),
+    "rollback": ("lost", "steps"),
+}
+"""What is read off a table: above / below, sums over prompts."""
 HEAD = ["method", "setting", "tokens/call", "M", "RB", "speed-up, modelled"]
 OVERLAPPED = "decoding.engines.overlapped.OverlappedEngine"
 Swept = Mapping[tuple[str, str, float | None], pd.DataFrame]
@@ -243,7 +248,7 @@ def cell(
             spent = [frames["choose", method.name, value][seconds].sum() for value in grid]
             values[method.name, True] = grid[spent.index(min(spent))]
     sums = {
-        (name, tuned): prompts(frames[judge, name, value], *COLUMNS, seconds)
+        (name, tuned): prompts(frames[judge, name, value], "emitted", "steps", "lost", seconds)
         for (name, tuned), value in values.items()
     }
     # what the others are compared with: tuned where that can be
@@ -252,17 +257,16 @@ def cell(
     for (name, tuned), value in values.items():
         each, mine = frames[judge, name, value], sums[name, tuned]
         plain, spent = c * mine["emitted"].to_numpy(float), mine[seconds].to_numpy(float)
-        row = {"method": name, "tuned": tuned, "value": value, "prompts": len(mine)}
-        row["tokens_per_call"] = list(ratio(each, "emitted", "rounds"))
-        row["accepted_length"] = list(ratio(each, "run_tokens", "runs"))
-        row["rollback"] = list(ratio(each, "lost", "steps"))
+        row: dict[str, Any] = {"method": name, "tuned": tuned, "value": value}
+        row["prompts"] = len(mine)
+        row |= {figure: list(ratio(each, *columns)) for figure, columns in FIGURES.items()}
         row["speedup"] = list(ratio_of(plain, spent))
         row["over"] = {
             other: {
-                "speed": list(over(mine, theirs, "emitted", seconds)),
-                "rollback": list(over(mine, theirs, "lost", "steps")),
+                "speed": list(over(mine, rival, "emitted", seconds)),
+                "rollback": list(over(mine, rival, "lost", "steps")),
             }
-            for other, theirs in rivals.items()
+            for other, rival in rivals.items()
         }
         rows.append(row)
     return rows
@@ -300,9 +304,7 @@ def page(
     lines = []
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}" + " tuned" * row["tuned"]
-        shown = [
-            row[fact] for fact in ("tokens_per_call", "accepted_length", "rollback", "speedup")
-        ]
+        shown = [row[figure] for figure in (*FIGURES, "speedup")]
         for key in ("speed", "rollback"):
             shown += [row["over"][name][key] for name in cfg.against]
         lines.append(

@@ -53,10 +53,11 @@ def check(cfg: DictConfig) -> None:
     """Write what was compared, and exit with 1 where a difference has no excuse."""
     out = out_file(cfg, "replay-check")
     harvest, _ = open_harvests(cfg)
-    found = check_replay(cfg, harvest, tunable_rules(cfg, harvest))
-    write_json(out, {"command": command_line(), "rules": found})
-    print(f"\n{in_lines(found)}\n\nsaved {out}")
-    sys.exit(any(not row["equal"] and not row["reason"]["near_tie"] for row in every(found)))
+    verdicts = check_replay(cfg, harvest, tunable_rules(cfg, harvest))
+    write_json(out, {"command": command_line(), "rules": verdicts})
+    print(f"\n{in_lines(verdicts)}\n\nsaved {out}")
+    differ = [row for rows in verdicts.values() for row in rows if not row["equal"]]
+    sys.exit(not all(row["reason"]["near_tie"] for row in differ))
 
 
 def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> Verdicts:
@@ -79,7 +80,7 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
     prompts = list(islice(harvest.prompts("all"), cfg.check_prompts))
     table = read_table(harvest, "all", stops.values(), Pair.of(cfg.pair))
     rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, table)]
-    found: Verdicts = {}
+    verdicts: Verdicts = {}
     with tqdm(total=len(rules) * len(prompts), desc="decode", unit="prompt") as bar:
         for name, value in rules:
             rule, rows = stops[name], list[dict[str, Any]]()
@@ -101,16 +102,16 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
                     row["reason"] = reason(pair, replay, index, tokens, trace)
                 rows.append(row)
                 bar.update()
-            found[f"{name} {value:.3g}"] = rows
-    return found
+            verdicts[f"{name} {value:.3g}"] = rows
+    return verdicts
 
 
 def values(cfg: DictConfig, stop: TunableRule, table: RolloutTable) -> list[float]:
     """Return `cfg.check_values` of the rule's grid, evenly spaced, its ends left out where they can
     be."""
     grid, count = list(stop.grid(cfg.points, table.gamma)), cfg.check_values + 1
-    places = [part * (len(grid) - 1) // count for part in range(1, count)]
-    return [grid[place] for place in dict.fromkeys(places)]
+    numbers = dict.fromkeys(part * (len(grid) - 1) // count for part in range(1, count))
+    return [grid[number] for number in numbers]
 
 
 def counted(trace: Trace) -> dict[str, float]:
@@ -200,27 +201,22 @@ def last_logits(lm: LM, text: torch.Tensor) -> torch.Tensor:
 # In words -----------------------------------------------------------------------------------------
 
 
-def every(found: Verdicts) -> list[dict[str, Any]]:
-    return [row for rows in found.values() for row in rows]
-
-
-def in_lines(found: Verdicts) -> str:
-    rows = every(found)
-    differ = [row["reason"]["near_tie"] for row in rows if not row["equal"]]
-    lines = [
-        f"Replay counts what {len(rows) - len(differ)} of {len(rows)} decodes count.",
-        f"Of the {len(differ)} that differ, {sum(differ)} rest on a near tie: rounding decides.",
-        "",
+def in_lines(verdicts: Verdicts) -> str:
+    """Return two lines that say whether replay is decode, then a line for every rule, and for every
+    prompt that differs."""
+    lines, differences, ties, decodes = list[str](), list[str](), 0, 0
+    for name, rows in verdicts.items():
+        decodes += len(rows)
+        lines.append(f"{name}: {sum(row['equal'] for row in rows)} of {len(rows)} prompts equal")
+        for row in (row for row in rows if not row["equal"]):
+            why = row["reason"]
+            ties += why["near_tie"]
+            excuse = "near tie" if why["near_tie"] else "NO NEAR TIE"
+            where = f"round {why['round']}, gap {why['gap']:.2g} between {why['between']}"
+            differences.append(f"  {name}, {row['prompt']}: {where}: {excuse}")
+    differ = len(differences)
+    answer = [
+        f"Replay counts what {decodes - differ} of {decodes} decodes count.",
+        f"Of the {differ} that differ, {ties} rest on a near tie: rounding decides.",
     ]
-    lines += [
-        f"{name}: {sum(row['equal'] for row in rows)} of {len(rows)} prompts equal"
-        for name, rows in found.items()
-    ]
-    for name, rows in found.items():
-        for row in rows:
-            if not row["equal"]:
-                why = row["reason"]
-                excuse = "near tie" if why["near_tie"] else "NO NEAR TIE"
-                where = f"round {why['round']}, gap {why['gap']:.2g} between {why['between']}"
-                lines.append(f"  {name}, {row['prompt']}: {where}: {excuse}")
-    return "\n".join(lines)
+    return "\n".join([*answer, "", *lines, *differences])

@@ -148,8 +148,8 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> Iterator[list[Choice]]
         if cfg.thresholds is None:
             yield choose(first, second, cost, least)
         else:
-            pairs = zip(first, second, strict=True)
-            yield [choose([one], [other], cost, least)[0] for one, other in pairs]
+            pairs = zip(([each] for each in first), ([each] for each in second), strict=True)
+            yield [choice for pair in pairs for choice in choose(*pair, cost, least)]
 
 
 def judged(choice: Choice) -> Cells:

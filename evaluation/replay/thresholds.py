@@ -86,14 +86,14 @@ def read(path: Path) -> dict[str, Any]:
     return read_json(path, Thresholds, "thresholds", remedy, KIND).written
 
 
-def misfit(found: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
+def misfit(file: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
     """Return what thresholds are for another one of; a pair may be renamed. run: pair identity,
     warp and draft_warp."""
 
     def named(value: Any) -> Any:
         return {**value, "name": ""} if isinstance(value, Mapping) else value
 
-    return next((key for key, value in run.items() if named(found[key]) != named(value)), None)
+    return next((key for key, value in run.items() if named(file[key]) != named(value)), None)
 
 
 def command_anew(command: str, overrides: Iterable[str]) -> str:
@@ -113,8 +113,8 @@ def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
     settings = DictConfig(OmegaConf.to_container(stop, resolve=True))
     OmegaConf.update(settings, setting, None)
     settings.pop("checkpoint", None)
-    found: Any = OmegaConf.to_container(settings)
-    return dict(found)
+    resolved: Any = OmegaConf.to_container(settings)
+    return dict(resolved)
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:

@@ -198,24 +198,24 @@ def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, Tunable
             traces[name].append(each.decode(request.tokens, cost.max_new_tokens, sampler))
     fit = regress_traces([trace for decoded in traces.values() for trace in decoded])
     plain = traces.pop(BASELINE)
-    found = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
+    measured = replace(observed_cost(traces, plain), pair=identity, measured_on=setup)
     facts = {
-        "seconds": found.to_dict(),
+        "seconds": measured.to_dict(),
         "regression": asdict(fit),
         "pair": identity,
         "measured_on": setup,
         "command": command_line(),
     }
     write_cost(cost.file, facts)
-    rows = zip(found.target.rows, found.target.seconds, strict=True)
+    rows = zip(measured.target.rows, measured.target.seconds, strict=True)
     target = ", ".join(f"{count}: {seconds * 1e3:.1f}" for count, seconds in rows)
-    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in found.calls.items())
+    calls = ", ".join(f"{rule} {seconds * 1e3:.2f}" for rule, seconds in measured.calls.items())
     print(
-        f"ms: draft {found.draft * 1e3:.2f}; target by rows {target}; without a draft"
-        f" {found.autoregressive * 1e3:.1f}; per number a rule computes: {calls}\n{fit}; saved"
+        f"ms: draft {measured.draft * 1e3:.2f}; target by rows {target}; without a draft"
+        f" {measured.autoregressive * 1e3:.1f}; per number a rule computes: {calls}\n{fit}; saved"
         f" {cost.file}"
     )
-    return found
+    return measured
 
 
 def same_questions(cfg: DictConfig) -> dict[str, str]:
@@ -252,8 +252,8 @@ HEAD += ["over the best other", "discard", "verification"]
 
 def answer(facts: Mapping[str, Any]) -> str:
     """Return two lines: which rule to use with which threshold, then how sure that is."""
-    found = facts["results"]["chosen"]
-    rules, best = found["rules"], found["rules"].get(found["advice"])
+    result = facts["results"]["chosen"]
+    rules, best = result["rules"], result["rules"].get(result["advice"])
     top = best or next(iter(rules.values()))
     speed = Estimate(top["speedup"], *top["interval"])
     others = {
@@ -266,7 +266,7 @@ def answer(facts: Mapping[str, Any]) -> str:
     return (
         f"{first}\nThreshold chosen on {facts['chosen_on']} prompts of {facts['data']['folder']},"
         f" speed of {facts['judged_on']} prompts ({METHOD}), costs {facts['cost']}; a rule that"
-        f" knew every verdict would reach {found['oracle_speedup']:.2f} times."
+        f" knew every verdict would reach {result['oracle_speedup']:.2f} times."
     )
 
 
@@ -292,8 +292,8 @@ def report(facts: Mapping[str, Any]) -> str:
             *(f"{loss['regret']:.2%}", f"{loss['chain_regret']:.2%}"),
         ]
         for folder, results in judged.items()
-        for cost, found in results.items()
-        for structure, loss in found["untuned"].items()
+        for cost, result in results.items()
+        for structure, loss in result["untuned"].items()
     ]
     if untuned:
         head = ["structure", "cost", "prompts", "rate", "regret", "of a chain"]
@@ -326,17 +326,17 @@ def report(facts: Mapping[str, Any]) -> str:
 def table(facts: Mapping[str, Any], cost: str, folder: str | None = None) -> str:
     """Return the table of one cost table. folder: of the prompts it is judged on; None: those of
     the harvest that it is chosen on."""
-    found = (facts["elsewhere"][folder] if folder else facts["results"])[cost]
+    result = (facts["elsewhere"][folder] if folder else facts["results"])[cost]
     name = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
-    advised = found["rules"].get(found["advice"])
-    calls = found["cost"]["calls"]
-    unpriced = ", ".join(each for each in found["structures"] if each not in calls)
+    advised = result["rules"].get(result["advice"])
+    calls = result["cost"]["calls"]
+    unpriced = ", ".join(each for each in result["structures"] if each not in calls)
     speed = f" {advised['speedup']:.2f}x" if advised else ""
     where = f"{name}, {folder}" if folder else name
-    title = f"## cost {where}: {found['advice']}{speed}; oracle {found['oracle_speedup']:.2f}x"
+    title = f"## cost {where}: {result['advice']}{speed}; oracle {result['oracle_speedup']:.2f}x"
     if unpriced or not calls:
         title += f"; predictions{f' of {unpriced}' if calls else ''} cost nothing here"
-    choices = {**found["rules"], **found["structures"], **found["bounds"]}
+    choices = {**result["rules"], **result["structures"], **result["bounds"]}
     return f"{title}\n\n{markdown(HEAD, [row(choice) for choice in choices.values()])}"
 
 
