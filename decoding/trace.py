@@ -159,7 +159,7 @@ class RoundTrace:
 class Trace:
     """One request decoded by one method. `seconds` is wall time, the prefill included.
 
-    joules: what the machine counted meanwhile (`evaluation.energy`); None where it counts none
+    joules: energy that the machine counted meanwhile; None where nothing was counted
     """
 
     prompt_tokens: int

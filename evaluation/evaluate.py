@@ -1,7 +1,7 @@
 """Decode real prompts with several methods and compare them: speed, acceptance, losslessness."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,17 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
             results, traces, measurements = compare(cfg, compared, journal, around)
             lines = page.answer_of(results, measurements, compared.advice)
             whole = page.page(cfg, results, lines)
-            save(out, compared, results, whole, traces, measurements)
+            every = [trace for decoded in traces.values() for trace in decoded]
+            prompts = {(one.dataset, one.prompt_id): one.tokens for one in compared.requests}
+            texts = token_texts.of_traces(compared.pair.tokenizer, every, prompts)
+            with replaced_folder(out, MARKER) as folder:  # all files or none
+                table.save(measurements, folder / table.FILE)
+                sha256 = {table.FILE: file_hash(folder / table.FILE)}
+                write_checksummed(folder / MARKER, {**results, "sha256": sha256})
+                (folder / "table.md").write_text(whole + "\n", encoding="utf-8")
+                for name, decoded in traces.items():
+                    write_traces(folder / f"traces-{file_name(name)}.jsonl", decoded)
+                token_texts.write(folder, texts)
             journal.remove()
             shown = whole if cfg.verbose else page.page(cfg, results, lines, whole=False)
             print(
@@ -289,24 +299,3 @@ def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
         **setup_facts(pair),
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def save(
-    out: Path,
-    compared: Comparison,
-    results: Mapping[str, Any],
-    whole: str,
-    traces: Traces,
-    measurements: pd.DataFrame,
-) -> None:
-    """Write all files or none; an earlier evaluation of the same name is replaced."""
-    prompts = {(one.dataset, one.prompt_id): one.tokens for one in compared.requests}
-    with replaced_folder(out, MARKER) as folder:
-        table.save(measurements, folder / table.FILE)
-        sha256 = {table.FILE: file_hash(folder / table.FILE)}
-        write_checksummed(folder / MARKER, {**results, "sha256": sha256})
-        (folder / "table.md").write_text(whole + "\n", encoding="utf-8")
-        for name, decoded in traces.items():
-            write_traces(folder / f"traces-{file_name(name)}.jsonl", decoded)
-        every = [trace for decoded in traces.values() for trace in decoded]
-        token_texts.write(folder, token_texts.of_traces(compared.pair.tokenizer, every, prompts))

@@ -25,12 +25,8 @@ BASELINE = "autoregressive"  # the policy that drafts nothing
 ALL = "all"  # what tables and figures call all datasets together
 SPEEDUP = "speed-up"
 MODELLED = "modelled"  # how columns begin that hold seconds of a cost table
-IDENTITY = {
-    "policy": "",
-    "setting": np.nan,
-    "dataset": "",
-    "prompt": "",
-}  # and what stands for none
+IDENTITY = {"policy": "", "setting": np.nan, "dataset": "", "prompt": ""}
+"""Columns that identify a row, and what they hold where a producer knows nothing."""
 
 SCHEMA = {
     "kind": "timed (decoded here), counted (replayed or simulated, exactly) or expected (a mean"
@@ -66,7 +62,7 @@ SCHEMA = {
     "overhead_seconds": "of the decode, outside both models' forwards",
     "target_idle_seconds": "of the decode, the target without a job (models side by side)",
     "draft_idle_seconds": "of the decode, the draft without a job (models side by side)",
-    "joules": "energy that the machine counted, NaN where it counts none",
+    "joules": "energy that the machine counted, NaN where nothing was counted",
     "modelled": "added by `price`: seconds that a cost table gives these counts, without prefill",
     "modelled_plain": "added by `price`: seconds that it gives as many tokens without a draft",
 }
@@ -80,10 +76,7 @@ RATIOS = {
     "acceptance": ("accepted", "drafted"),
     "accepted length M": ("run_tokens", "runs"),
     "rollback RB": ("lost", "steps"),
-    "stop rule time": (
-        "stop_seconds",
-        "seconds",
-    ),  # of which a predictor takes most, if one is asked
+    "stop rule time": ("stop_seconds", "seconds"),  # what its predictor takes included
     "joules/token": ("joules", "emitted"),
 }
 """What is read off a table: above / below, sums over prompts."""
@@ -168,7 +161,7 @@ def sums(trace: Trace) -> dict[str, Any]:
         "rounds": len(rounds),
         "target_rows": sum(map(target_rows, rounds)),
         "drafted": sum(drafted),
-        # other libraries do not say what they drafted
+        # of drafts that are known: other libraries do not say what they drafted
         "accepted": sum(round_.accepted for round_ in rounds if round_.draft_tokens),
         "draft_forwards": sum(round_.draft_forwards for round_ in rounds),
         "questions": sum(len(round_.predicted) for round_ in rounds),
@@ -187,12 +180,10 @@ def sums(trace: Trace) -> dict[str, Any]:
 
 
 def _overlap_sums(trace: Trace) -> dict[str, Any]:
-    """Return NaN for every column where no round ran both models side by side."""
+    """Return nothing where no round ran both models side by side."""
     shared = [round_.overlap for round_ in trace.rounds if round_.overlap]
     if not shared:
-        names = ("waste", "draft_stages", "class_none", "class_some", "class_all")
-        idle = ("target_idle_seconds", "draft_idle_seconds")
-        return dict.fromkeys((*names, *idle), np.nan)
+        return {}
     outcomes = [stages.outcome for stages in shared]
     busy = {"target": 0.0, "draft": 0.0}
     for span in (span for stages in shared for span in stages.spans):
@@ -200,11 +191,8 @@ def _overlap_sums(trace: Trace) -> dict[str, Any]:
     return {
         "waste": sum(stages.waste for stages in shared),
         "draft_stages": sum(stages.stage == "draft" for stages in shared),
-        "class_none": outcomes.count(0),
-        "class_some": outcomes.count(1),
-        "class_all": outcomes.count(2),
-        "target_idle_seconds": trace.decode_seconds - busy["target"],
-        "draft_idle_seconds": trace.decode_seconds - busy["draft"],
+        **{f"class_{name}": outcomes.count(n) for n, name in enumerate(("none", "some", "all"))},
+        **{f"{side}_idle_seconds": trace.decode_seconds - busy[side] for side in busy},
     }
 
 
