@@ -1,7 +1,6 @@
 """A draft that reads its target's states: what decodes is what was trained, whatever was kept and
 dropped before."""
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from decoding.draft_tree import DraftTree
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import DraftStructure, Verifier
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import EagleDraft, read_maps
 from decoding.models.loading import ModelPair
@@ -30,8 +30,7 @@ from evaluation.expect import Plan, Text, along
 from evaluation.replay.check import draft_logits
 from evaluation.speedup_bound import match
 from pairs.chats import Chat, ChatPool, save_chats
-from pairs.eagle import EagleInTraining, Maps, unrolled
-from pairs.training import DraftTraining, TrainingConfig
+from pairs.eagle import Maps, unrolled
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
@@ -47,46 +46,37 @@ def maps(scale: float = 0.3) -> Maps:
 
 
 def eagle_pair() -> ModelPair:
-    target, draft = tiny_models()
-    lm = CachedLM(target)
-    return ModelPair(
-        lm, EagleDraft(draft, lm, maps().finished(torch.float64)), tiny_tokenizer(), "tiny", (0,)
-    )
+    models = tiny_models()
+    target = CachedLM(models[0])
+    draft = EagleDraft(models[1], target, maps().finished(torch.float64))
+    return ModelPair(target, draft, tiny_tokenizer(), "tiny", (0,))
+
+
+def words(n: int, seed: int) -> torch.Tensor:
+    return torch.randint(1, 32, (n,), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
 def test_rows_are_those_of_the_training() -> None:
     """Seven tokens verified, three drafted: steps 1 to 4 of the unrolled draft."""
-    pair, text = (
-        eagle_pair(),
-        torch.randint(1, 32, (10,), generator=torch.Generator().manual_seed(3)),
-    )
+    pair, text = eagle_pair(), words(10, 3)
     pair.target.forward(text)
     steps = unrolled(pair.draft.model, maps(), text[None], pair.target.states[None, :10], 4)
     pair.target.crop(6)
     found = [pair.draft.forward(text[:7], hidden=(-1,)).hidden[-1]]
     for drafted, row in enumerate(range(7, 10)):
-        parents = torch.tensor([drafted - 1])
-        found.append(
-            pair.draft.forward(text[row, None], parents, extend=drafted > 0, hidden=(-1,)).hidden[
-                -1
-            ]
-        )
-    torch.testing.assert_close(
-        found[0], steps[0][0, :7], rtol=1e-4, atol=1e-5
-    )  # norms are float32 there
-    for step, row in enumerate(range(7, 10), 1):
-        torch.testing.assert_close(found[step][0], steps[step][0, row], rtol=1e-4, atol=1e-5)
+        asked = {"extend": drafted > 0, "hidden": (-1,)}
+        output = pair.draft.forward(text[row, None], torch.tensor([drafted - 1]), **asked)
+        found.append(output.hidden[-1])
+    expected = [steps[0][0, :7], *(steps[step][0, [row]] for step, row in ((1, 7), (2, 8), (3, 9)))]
+    for ours, theirs in zip(found, expected, strict=True):  # whose norms are float32
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_match_by_depth_is_that_of_drafting() -> None:
     """P(response's token is the draft's) after 0, 1, 2 drafted tokens, from every place, drafting
     one after another."""
-    pair, generator = eagle_pair(), torch.Generator().manual_seed(3)
-    prompt, response = (
-        torch.tensor([3, 4, 5]),
-        torch.randint(1, 32, (9,), generator=generator).tolist(),
-    )
+    pair, prompt, response = eagle_pair(), torch.tensor([3, 4, 5]), words(9, 3).tolist()
     found = match(pair, prompt, response, Warp(), Warp(0.7), longest=3).chance
     text = torch.cat([prompt, torch.tensor(response)])
     pair.target.reset()
@@ -103,10 +93,8 @@ def test_a_match_by_depth_is_that_of_drafting() -> None:
             assert float(found[depth, place + depth]) == pytest.approx(
                 min(1.0, float(expected)), rel=1e-4
             )
-            parent = torch.tensor([depth - 1])
-            logits = pair.draft.forward(text[known + depth, None], parent, extend=depth > 0).logits[
-                -1
-            ]
+            drafted, parent = text[known + depth, None], torch.tensor([depth - 1])
+            logits = pair.draft.forward(drafted, parent, extend=depth > 0).logits[-1]
     assert found.shape == (3, 9) and not torch.allclose(found[0, 2:], found[1, 2:])
 
 
@@ -125,16 +113,16 @@ class WatchedEngine(SerialEngine):
         return super()._context(request, round_, hidden)
 
 
-@pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
+SHAPES = [(Chain(3), TokenVerifier()), (DySpecHeap(6), RrswVerifier())]
+
+
+@pytest.mark.parametrize(("builds", "verifier"), SHAPES)
 def test_greedy_output_is_the_targets_and_states_follow_every_roll_back(
-    builds: Chain | DySpecHeap,
+    builds: DraftStructure, verifier: Verifier
 ) -> None:
     pair = eagle_pair()
-    verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
     for seed in range(3):
-        prompt = torch.randint(
-            1, 32, (1 + 3 * seed,), generator=torch.Generator().manual_seed(seed)
-        )
+        prompt = words(1 + 3 * seed, seed)
         engine = WatchedEngine(pair, builds, Never(), verifier, Warp(0.0), Warp())
         found = engine.decode(prompt, 20, Sampler.seeded(0))
         text = prompt
@@ -151,11 +139,12 @@ def cache(lm: CachedLM) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 6])
-@pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
-def test_caches_after_an_outlook_are_those_before(builds: Chain | DySpecHeap, length: int) -> None:
+@pytest.mark.parametrize(("builds", "verifier"), SHAPES)
+def test_caches_after_an_outlook_are_those_before(
+    builds: DraftStructure, verifier: Verifier, length: int
+) -> None:
     """And a decode from there has the first round that it would have had."""
     pair, text = eagle_pair(), torch.arange(3, 3 + length)
-    verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
     engine = SerialEngine(pair, builds, Never(), verifier, Warp(), Warp())
     first = engine.decode(text, 10, Sampler.seeded(4)).rounds[0]
     for lm in (pair.target, pair.draft):
@@ -180,48 +169,10 @@ def test_contexts_of_one_prefill_are_those_of_a_prefill_each() -> None:
         assert again[length]["a"].accepted == pytest.approx(one["a"].accepted, rel=1e-6)
 
 
-def chats() -> list[Chat]:
-    """Random texts with what the target makes of them."""
-    lm, found = CachedLM(tiny_models()[0].float()), []
-    lm.record(LAYERS)
-    generator = torch.Generator().manual_seed(2)
-    for length in islice((8 + number % 5 for number in range(30)), 30):
-        tokens = torch.randint(1, 32, (length,), generator=generator, dtype=torch.int32)
-        lm.reset()
-        lm.forward(tokens.long())
-        found.append(Chat(tokens, 3, lm.states[: length - 1].bfloat16().clone()))
-    return found
-
-
-@pytest.mark.slow
-def test_training_raises_acceptance_of_every_step_and_resumes(tmp_path: Path) -> None:
-    (tmp_path / "chats").mkdir()
-    save_chats(tmp_path / "chats" / "0.safetensors", chats(), LAYERS)
-    values = dict(
-        tokens=12_000, batch_tokens=60, lr=0.004, warmup=2, decay=0.5, momentum=0.95, positions=0.7
-    )
-    config = TrainingConfig(**values, regression=0.5, total_variation=0.3)
-
-    def start() -> DraftTraining:
-        pool, (_, model) = ChatPool(tmp_path / "chats", 4), tiny_models()
-        draft = EagleInTraining(model.float(), Maps(LAYERS, 24, 24), steps=3)
-        return DraftTraining(draft, pool, config, tmp_path, seed=0)
-
-    run = start()
-    records = list(run.run(9000, save_seconds=1e9))
-    assert records[-1]["acceptance"] > records[0]["acceptance"] + 0.05
-    assert all(parameter.abs().sum() > 0 for parameter in run.draft.maps.parameters()), (
-        "the maps have learnt nothing"
-    )
-    again = start()
-    assert again.resume() and again.progress == run.progress
-    for name, parameter in run.draft.trained().items():
-        assert torch.equal(parameter, again.draft.trained()[name]), name
-
-
 def test_chats_of_other_layers_are_refused(tmp_path: Path) -> None:
-    save_chats(tmp_path / "a.safetensors", chats()[:3], LAYERS)
-    save_chats(tmp_path / "b.safetensors", chats()[3:], (2, 3))
+    chats = [Chat(torch.arange(8, dtype=torch.int32), 3, torch.zeros(7, 3, 24).bfloat16())]
+    save_chats(tmp_path / "a.safetensors", chats, LAYERS)
+    save_chats(tmp_path / "b.safetensors", chats, (2, 3))
     with pytest.raises(UserError, match=r"^chats: .*layers \[2, 3\], the others of \[1, 3\]"):
         ChatPool(tmp_path, 1)
 
@@ -245,9 +196,8 @@ def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None
 
 def test_it_may_be_run_outside_of_inference_mode_after_a_decode() -> None:
     pair = eagle_pair()
-    SerialEngine(pair, Chain(2), Never(), TokenVerifier(), Warp(), Warp()).decode(
-        [1, 2, 3], 8, Sampler.seeded(0)
-    )
+    engine = SerialEngine(pair, Chain(2), Never(), TokenVerifier(), Warp(), Warp())
+    engine.decode([1, 2, 3], 8, Sampler.seeded(0))
     pair.target.reset()
     pair.draft.reset()
     pair.target.forward(torch.tensor([4, 5]))
@@ -271,17 +221,14 @@ def test_check_replay_has_the_logits_of_the_decode(known: int) -> None:
 
 def test_what_cannot_feed_it_says_which_draft_to_use() -> None:
     pair = eagle_pair()
+    parts = BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp()
     with pytest.raises(UserError, match=r"^engine, pair\.draft: .*pair=smollm2$"):
-        OverlappedEngine(
-            pair, BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier(), Warp(), Warp()
-        )
+        OverlappedEngine(pair, *parts)
     models = OmegaConf.create({"draft": "reading", "assistant": "ordinary"})
     assert assistant_of(None, models, pair) == "ordinary"
-    assert assistant_of(None, models, tiny_pair()) is None, (
-        "an ordinary draft of one's own is its own assistant"
-    )
-    assert assistant_of("given", models, pair) == "given"
-    assert assistant_of("given", models, tiny_pair()) == "given"
+    assert assistant_of(None, models, tiny_pair()) is None, "an ordinary draft is its own assistant"
+    for each in (pair, tiny_pair()):
+        assert assistant_of("given", models, each) == "given"
     models.assistant = None
     with pytest.raises(UserError, match=r"^assistant: expected an ordinary draft.* assistant="):
         assistant_of(None, models, pair)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from data_gen.settings import HarvestSettings
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import keep_rows
@@ -28,7 +27,7 @@ from tests.contract import test_eagle_distribution
 from tests.contract.engines import Case
 from tests.helpers.models.cached import build, check_batch, check_tree, close, random_tokens
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
-from tests.invariant import test_harvest, test_plain_harvest, test_replay, test_tree_caches
+from tests.invariant import test_plain_harvest, test_tree_caches
 from tests.invariant.test_eagle_draft import eagle_pair
 from tests.invariant.test_eagle_harvest import WARPS
 from tests.unit.decoding.engines.test_overlapped import ByTarget
@@ -242,33 +241,3 @@ def test_labels_are_those_of_one_round_at_a_time(
 ) -> None:
     monkeypatch.setattr(test_plain_harvest, "tiny_pair", lambda: mixed_pair(kind))
     test_plain_harvest.test_all_positions_at_once_give_the_labels_of_one_at_a_time(*warps)
-
-
-@pytest.mark.parametrize("kind", PAIRS)
-def test_answers_do_not_depend_on_their_batch(kind: str) -> None:
-    test_harvest.test_an_answer_does_not_depend_on_its_batch(mixed_pair(kind))
-
-
-@pytest.mark.parametrize("kind", PAIRS)
-@test_harvest.BOTH
-@pytest.mark.few(1)
-def test_given_responses_make_the_same_records(
-    kind: str, recipe: HarvestSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    same = test_harvest.test_records_are_those_of_generated_responses
-    same(mixed_pair(kind), recipe, 1, tmp_path, monkeypatch)
-
-
-def test_replay_is_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = mixed_pair("reading")
-    pair.eos_ids = (0, 31)
-    monkeypatch.setattr(test_replay, "models", lambda: pair)
-    how = test_replay.recipe(test_replay.GREEDY, test_replay.MAX_NEW, test_replay.GAMMA)
-    found = test_replay.harvested(test_replay.PROMPTS, how, tmp_path)
-    for name, values in test_replay.RULES[1::7]:
-        stop = test_replay.rule(name, values)
-        counts = test_replay.replayed(found, stop, test_replay.GAMMA)
-        traces = test_replay.decode(stop, test_replay.MAX_NEW, test_replay.GAMMA)
-        for place, prompt in enumerate(found.prompt_ids):
-            replayed = test_replay.counts_of(counts, place)
-            assert replayed == test_replay.counted(traces[int(prompt)]), (name, values)
