@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 PACKAGES = ["speculators==0.9.0", "transformers<=5.19", "torch==2.13.0"]
 CUDA_ONLY = ["torchvision", "torchaudio"]  # come along, and break where torch is a CPU's
 CACHE = Path(os.environ.get("DRAFTPREDICT_CACHE", "~/.cache/draftpredict")).expanduser()
-SCRIPT = Path(__file__).parents[1] / "speculators_reference.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "models" / "speculators_reference.py"
 STEPS = 4
 TEXT = torch.randint(1, 32, (12,), generator=torch.Generator().manual_seed(3))
 COMBINATIONS = list(

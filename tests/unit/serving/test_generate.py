@@ -64,12 +64,19 @@ PROMPT = torch.tensor([[3, 7, 1, 9, 4]])
 Models = tuple[LlamaForCausalLM, LlamaForCausalLM]
 
 
-@pytest.fixture
-def models() -> Models:
+def own_configs() -> Models:
+    """The tiny models, which share a config that other tests change, with one each."""
     made = tiny_models()
-    for model in made:  # they share a config, which other tests change
+    for model in made:
+        config = copy.deepcopy(model.config)
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config = config
         model.set_attn_implementation("sdpa")
     return made
+
+
+models = pytest.fixture(own_configs)
 
 
 def plain(model: LlamaForCausalLM, **asked) -> Tensor:
@@ -460,27 +467,9 @@ def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models: Mod
         speculate(empty, PROMPT.to("meta"), draft=draft, generation_config=config)
 
 
-# Calls beside each other, inside each other and after each other's faults: each is what it is alone,
-# and the model stays as it is -----------------------------------------------------------------------
+# Calls beside, inside and after each other: as each is alone --------------------------------------
 
 PROMPTS = [torch.tensor([[3 + i, 7, 1, 9, 4 + i]]) for i in range(4)]
-
-
-@pytest.fixture
-def apart() -> Models:
-    return made_apart()
-
-
-def made_apart() -> Models:
-    """Of configs of their own."""
-    models = tiny_models()
-    for model in models:
-        config = copy.deepcopy(model.config)
-        for module in model.modules():
-            if hasattr(module, "config"):
-                module.config = config
-        model.set_attn_implementation("sdpa")
-    return models
 
 
 def answer(model: LlamaForCausalLM, prompt: Tensor = PROMPTS[0], **asked) -> list[int]:
@@ -497,9 +486,9 @@ def at_once(*jobs: Callable[[], list[int]], threads: int = 4) -> list[list[int]]
         return [future.result() for future in futures]
 
 
-def test_threads_get_what_each_gets_alone(apart: Models) -> None:
+def test_threads_get_what_each_gets_alone(models: Models) -> None:
     """Plain `generate` of the same model beside them, and a stop rule that they share."""
-    target, draft = apart
+    target, draft = models
     expected = [answer(target, prompt) for prompt in PROMPTS]
     rule = Confidence(0.3)
     jobs: list[Callable[[], list[int]]] = []
@@ -532,8 +521,8 @@ def test_threads_take_turns_with_a_pair_and_share_it_in_generate() -> None:
     assert decoded(PROMPTS[0]) == expected[0], "afterwards"
 
 
-def test_a_call_inside_a_stopping_criterion(apart: Models) -> None:
-    target, draft = apart
+def test_a_call_inside_a_stopping_criterion(models: Models) -> None:
+    target, draft = models
     inner = []
 
     def asks(ids: Tensor, scores: object, **_: object) -> bool:
@@ -546,8 +535,8 @@ def test_a_call_inside_a_stopping_criterion(apart: Models) -> None:
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
-def test_nothing_of_a_call_that_fails_is_left(fault: type[BaseException], apart: Models) -> None:
-    target, draft = apart
+def test_nothing_of_a_call_that_fails_is_left(fault: type[BaseException], models: Models) -> None:
+    target, draft = models
     target.train()
 
     def fails(ids: Tensor, scores: object, **_: object) -> bool:
@@ -560,8 +549,8 @@ def test_nothing_of_a_call_that_fails_is_left(fault: type[BaseException], apart:
     assert spoken(target.eval(), draft) == answer(target)
 
 
-def test_drafts_in_turns_are_made_ready_once(apart: Models, tmp_path) -> None:
-    target, draft = apart
+def test_drafts_in_turns_are_made_ready_once(models: Models, tmp_path) -> None:
+    target, draft = models
     other = save_tiny_pair(tmp_path) / "draft"
     first = opened(target, other), opened(target, draft)
     again = opened(target, other), opened(target, draft)
@@ -575,10 +564,10 @@ def test_drafts_in_turns_are_made_ready_once(apart: Models, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_what_changes_between_calls_is_seen(activation: str, apart: Models) -> None:
+def test_what_changes_between_calls_is_seen(activation: str, models: Models) -> None:
     """Tensors stay where they are: a view of a model shares them with it. What the config calls
     gelu, though it is none, is run by transformers' own forward."""
-    target, draft = apart
+    target, draft = models
     target.config.hidden_act = activation
     spoken(target, draft)
     addresses = [parameter.data_ptr() for parameter in target.parameters()]
@@ -625,7 +614,7 @@ def test_new_weights_of_a_pair_are_seen_by_every_later_call() -> None:
 
 @pytest.mark.slow
 def test_what_is_kept_is_released_with_its_model() -> None:
-    target, draft = made_apart()
+    target, draft = own_configs()
     spoken(target, draft)
     copied = copy.deepcopy(target)
     assert not vars(copied)[SLOT], "it is neither copied nor saved"
