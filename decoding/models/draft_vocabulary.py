@@ -18,7 +18,6 @@ from accelerate.utils import align_module_device
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from decoding.models.bare import bare
@@ -55,34 +54,25 @@ def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
             tokens = file.get_tensor("tokens")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{key}: {path} holds no draft vocabulary ({error}). {remedy}") from error
-    if fault := _fault(tokens, vocab_size):
-        raise UserError(f"{key}: {path} {fault}. {remedy}")
-    return tokens.long()
+    fault = None
+    if tokens.dim() != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        fault = f"{tokens.dtype} of shape {list(tokens.shape)}, not a list of token ids"
+    elif not len(tokens := tokens.long()):
+        fault = "no tokens"
+    elif (wrong := tokens[(tokens < 0) | (tokens >= vocab_size)]).numel():
+        fault = f"token {int(wrong[0])}, the pair's vocabulary ends at {vocab_size - 1}"
+    else:
+        distinct, times = tokens.unique(return_counts=True)
+        if len(distinct) < len(tokens):
+            fault = f"token {int(distinct[times.argmax()])} {int(times.max())} times"
+    if fault:
+        raise UserError(f"{key}: {path} holds {fault}. {remedy}")
+    return tokens
 
 
 def own_vocabulary(draft: str | Path) -> Path | None:
     """The vocabulary in the folder of a draft; None: there is none, or `draft` is no folder."""
     return beside(Path(draft).expanduser(), FILE)
-
-
-def _fault(tokens: Tensor, vocab_size: int) -> str | None:
-    if tokens.dim() != 1 or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        return f"holds {tokens.dtype} of shape {list(tokens.shape)}, not a list of token ids"
-    tokens = tokens.long()
-    if not len(tokens):
-        return "holds no tokens"
-    low, high = int(tokens.min()), int(tokens.max())
-    if low < 0 or high >= vocab_size:
-        return (
-            f"holds token {low if low < 0 else high}, the pair's vocabulary ends at"
-            f" {vocab_size - 1}"
-        )
-    seen, times = tokens.unique(return_counts=True)
-    return (
-        f"holds token {int(seen[times.argmax()])} {int(times.max())} times"
-        if len(seen) < len(tokens)
-        else None
-    )
 
 
 def with_ends(tokens: Tensor, eos_ids: Collection[int]) -> Tensor:
@@ -95,11 +85,6 @@ def among_all(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
     """Logits [..., k] of `tokens` [k] as those of all tokens, [..., V]: -inf for the others."""
     full = logits.new_full((*logits.shape[:-1], vocab_size), -math.inf)
     return full.index_copy_(-1, tokens, logits)
-
-
-def own_and_rest(logits: Tensor) -> Tensor:
-    """Logits [..., k] as those of k tokens and of all others together, [..., k + 1]: -inf."""
-    return pad(logits, (0, 1), value=-math.inf)
 
 
 def digest(tokens: Tensor) -> str:

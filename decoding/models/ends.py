@@ -34,7 +34,19 @@ def closing_id(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> int
     template ends an assistant's turn, else the tokenizer's eos, else the only one.
 
     Raises UserError where none of these can be told."""
-    for token in [*after_answer(tokenizer), tokenizer.eos_token_id]:
+    contents: list[Any] = [MARK, [{"type": "text", "text": MARK}]]  # plain, and as a list of parts
+    closing = list[int]()  # what the template writes after an answer
+    for content in contents if tokenizer.chat_template else []:
+        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+        try:
+            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
+        except Exception:  # a template may raise anything
+            continue
+        if text.count(MARK) > 1:
+            after = text.rpartition(MARK)[2]
+            closing = tokenizer(after, add_special_tokens=False)["input_ids"]
+            break
+    for token in [*closing, tokenizer.eos_token_id]:
         if token in ends:
             return int(token)
     if len(ends) == 1:
@@ -44,21 +56,3 @@ def closing_id(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> int
         " told: neither its chat template nor eos_token of its tokenizer names any of them. Set"
         " eos_token there, or give token ids (response_tokens, return_token_ids)"
     )
-
-
-def after_answer(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids that the chat template writes after an assistant's answer; [] where it writes
-    none, or there is no template that renders one."""
-    contents: list[Any] = [MARK, [{"type": "text", "text": MARK}]]  # plain, and as a list of parts
-    for content in contents if tokenizer.chat_template else []:
-        chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
-        try:
-            text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except Exception:  # a template may raise anything
-            continue
-        if text.count(MARK) > 1:
-            ids: list[int] = tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)[
-                "input_ids"
-            ]
-            return ids
-    return []

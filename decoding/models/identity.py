@@ -70,6 +70,9 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     parts = [json.dumps(part, sort_keys=True, default=_plain) for part in (fields, adapters)]
     shared_once = {name for name, _ in model.named_parameters()}
     functions, runs = set(), []  # which keep their order
+    before, after = every_module._global_forward_pre_hooks, every_module._global_forward_hooks
+    everywhere = [("before all", hook) for hook in before.values()]
+    everywhere += [("after all", hook) for hook in after.values()]
     # Libraries that quantise take another class on each device; what its layers hold says enough.
     quantised = getattr(model.config, "quantization_config", None) is not None
     for path, module in model.named_modules():
@@ -80,7 +83,7 @@ def model_fingerprint(model: PreTrainedModel) -> str:
             parts += [f"{name}{tuple(x.shape)}{content(x)}" for name, x in sorted(held.items())]
         parts += _settings(path, module, model.config.get_text_config())
         own_class = () if quantised else _of_class(module)
-        for when, function in [*_foreign(module), *own_class, *(() if path else _everywhere())]:
+        for when, function in [*_foreign(module), *own_class, *([] if path else everywhere)]:
             name, numbers = _function(function)
             functions.add(name)
             runs.append(f"{path} {when} {name} {numbers}")
@@ -125,21 +128,14 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
     for name, buffer in module._buffers.items():
         kept = not name.endswith(("original_inv_freq", "long_inv_freq", "_cached"))
         if buffer is not None and kept:
-            grows = name.endswith("inv_freq") and not _fixed(module, name)
-            held[name] = getattr(module, _original(name), buffer) if grows else buffer
+            held[name] = buffer
+            if name.endswith("inv_freq"):
+                kind = getattr(module, "rope_type", "default")
+                kind = kind.get(name[: -len("_inv_freq")]) if isinstance(kind, dict) else kind
+                if kind not in FIXED_ROTATIONS:  # they depend on the length of a text
+                    first = name.removesuffix("inv_freq") + "original_inv_freq"
+                    held[name] = getattr(module, first, buffer)
     return held
-
-
-def _original(name: str) -> str:
-    return name.removesuffix("inv_freq") + "original_inv_freq"
-
-
-def _fixed(rotary: Any, name: str) -> bool:
-    """Whether the frequencies under this name do not depend on the length of a text."""
-    kind = getattr(rotary, "rope_type", "default")
-    return (kind.get(name[: -len("_inv_freq")]) if isinstance(kind, dict) else kind) in (
-        FIXED_ROTATIONS
-    )
 
 
 def _settings(path: str, module: nn.Module, config: Any) -> list[str]:
@@ -181,13 +177,6 @@ def _of_class(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
         held = ((n, x) for n, x in vars(module).items() if not n.startswith("_"))
         numbers = [f"{n}={x}" for n, x in held if isinstance(x, int | float) and n != "training"]
         yield " ".join(numbers), kind.forward
-
-
-def _everywhere() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the hooks that run in the forward of every module, and when."""
-    before, after = every_module._global_forward_pre_hooks, every_module._global_forward_hooks
-    for when, hooks in (("before all", before), ("after all", after)):
-        yield from ((when, hook) for hook in hooks.values())
 
 
 def _library(function: Any) -> str:

@@ -81,34 +81,26 @@ class MixedForward:
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`. Logits are of all tokens of the pair, in float32 or float64."""
-        found, states = self._draft(rows, cache, hidden, logits)
+        q0, states = self._draft(rows, cache, hidden, logits)
         second = cache.part(self._layers, self._target.cached_layers)
-        said, _ = self._target.network(self._for_target(rows), second, (), logits)
-        if self.vocabulary is not None:
-            self.vocabulary = self.vocabulary.to(found.device)
-            found = among_all(found, self.vocabulary, self._vocab_size)
-        said = said[..., : self._vocab_size].to(found.device)
-        return mixed(found[..., : self._vocab_size], said, self.mix), states
-
-    def _for_target(self, rows: Rows) -> Rows:
-        """The same rows, with nothing added to their embeddings."""
-        device, dtype = self._target.device, self._target.model.dtype
-        mask = rows.mask
+        device, dtype, mask = self._target.device, self._target.model.dtype, rows.mask
         if mask is not None:  # the lowest number of one dtype may be below that of the other
             mask = mask.to(device, dtype).clamp(min=torch.finfo(dtype).min)
-        return Rows(rows.tokens.to(device), rows.positions.to(device), mask)
+        plain = Rows(rows.tokens.to(device), rows.positions.to(device), mask)  # nothing is added
+        p, _ = self._target.network(plain, second, (), logits)
+        if self.vocabulary is not None:
+            self.vocabulary = self.vocabulary.to(q0.device)
+            q0 = among_all(q0, self.vocabulary, self._vocab_size)
+        p = p[..., : self._vocab_size].to(q0.device)
+        return mixed(q0[..., : self._vocab_size], p, self.mix), states
 
 
 def mixed(draft: Tensor, target: Tensor, mix: float) -> Tensor:
     """Logits [..., V] of both -> log(m softmax(draft) + (1 - m) softmax(target)), in float32 or
     float64. The draft's may be -inf."""
     dtype = torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
-    ours, theirs = (_log_softmax(logits.to(dtype)) for logits in (draft, target))
-    return torch.logaddexp(ours.add_(math.log(mix)), theirs.add_(math.log1p(-mix)))
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    """torch's own is off by 1e-5 in float32 where there are 50,000 tokens: it sums them up in
-    turn."""
-    below = logits - logits.amax(-1, keepdim=True)
-    return below - below.logsumexp(-1, keepdim=True)
+    # torch's own log_softmax is off by 1e-5 in float32 where there are 50,000 tokens: it sums them
+    # up in turn.
+    below = [x - x.amax(-1, keepdim=True) for x in (draft.to(dtype), target.to(dtype))]
+    q0, p = (x - x.logsumexp(-1, keepdim=True) for x in below)
+    return torch.logaddexp(q0.add_(math.log(mix)), p.add_(math.log1p(-mix)))

@@ -3,6 +3,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -50,19 +51,18 @@ class TableLM:
         n_layers: int = 2,
         width: int = 4,
     ) -> None:
-        self.table = table
-        self.order = order
-        self.max_length = max_length
-        self.shape = (n_layers + 1, width)
+        self.table, self.order, self.max_length = table, order, max_length
+        self.shape = n_layers + 1, width
         self.vocab_size = len(table(()))
         self.device = self.output_device = HOST
         self.user: int | None = None
-        self.forwards = 0
-        self.seconds = 0.0
+        self.forwards, self.seconds = 0, 0.0
         self._contexts: list[Context] = []  # of each cached row, itself included
         self._block_start = 0
-        self._logits: dict[Context, Tensor] = {}
-        self._hidden: dict[Context, Tensor] = {}
+        self._logits = cache(lambda context: self.table(context).log())
+        self._hidden = cache(
+            lambda context: torch.rand(self.shape, generator=_generator(0, "hidden", context))
+        )
 
     @property
     def length(self) -> int:
@@ -70,7 +70,8 @@ class TableLM:
 
     def distribution(self, context: Context) -> Tensor:
         """[V] float64, the exact distribution after `context` (any length)."""
-        return self._logits_after(context[-self.order :]).exp()
+        logits: Tensor = self._logits(context[-self.order :])
+        return logits.exp()
 
     def forward(
         self,
@@ -90,10 +91,11 @@ class TableLM:
             before = self._contexts[parent] if parent >= 0 else ()
             self._contexts.append((*before, token)[-self.order :])
         contexts = self._contexts[first_row:]
-        rows = [self._logits_after(contexts[row]) for row in _wanted(logits, len(contexts))]
+        rows = [self._logits(context) for context in _wanted(contexts, logits)]
+        states = [self._hidden(context) for context in _wanted(contexts, hidden_rows) if hidden]
         output = LMOutput(
             torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
-            self._hidden_of(contexts, hidden, hidden_rows) if hidden else None,
+            torch.stack(states, 1)[list(hidden)] if hidden else None,
         )
         self.forwards += 1
         self.seconds += perf_counter() - start
@@ -104,42 +106,21 @@ class TableLM:
         del self._contexts[length:]
 
     def keep_path(self, rows: list[int]) -> None:
-        self._contexts[self._block_start :] = [
-            self._contexts[self._block_start + row] for row in rows
-        ]
+        block = self._contexts[self._block_start :]
+        self._contexts[self._block_start :] = [block[row] for row in rows]
 
     def reset(self) -> None:
         self._contexts.clear()
-        self.forwards = 0
-        self.seconds = 0.0
+        self.forwards, self.seconds = 0, 0.0
 
     def embed(self, token: int) -> Tensor:
         return torch.rand(self.shape[1], generator=_generator(0, "embedding", (token,)))
 
-    def _logits_after(self, context: Context) -> Tensor:
-        if context not in self._logits:
-            self._logits[context] = self.table(context).log()
-        return self._logits[context]
 
-    def _hidden_of(
-        self, contexts: Sequence[Context], layers: Sequence[int], rows: RowsWanted
-    ) -> Tensor:
-        """[len(layers), k, width]."""
-        wanted = [contexts[row] for row in _wanted(rows, len(contexts))]
-        return torch.stack([self._hidden_after(context) for context in wanted], 1)[list(layers)]
-
-    def _hidden_after(self, context: Context) -> Tensor:
-        if context not in self._hidden:
-            self._hidden[context] = torch.rand(
-                self.shape, generator=_generator(0, "hidden", context)
-            )
-        return self._hidden[context]
-
-
-def _wanted(rows: RowsWanted, n: int) -> Sequence[int]:
+def _wanted(contexts: Sequence[Context], rows: RowsWanted) -> Sequence[Context]:
     if not isinstance(rows, str):
-        return rows
-    return {"all": range(n), "last": range(n - 1, n), "none": range(0)}[rows]
+        return [contexts[row] for row in rows]
+    return {"all": contexts, "last": contexts[-1:], "none": contexts[:0]}[rows]
 
 
 def _generator(seed: int, name: str, context: Context) -> torch.Generator:
