@@ -115,7 +115,7 @@ def speculate(
 
     Returns [B, n + new] int64, shorter rows filled up with the pad token, or a `SpeculativeOutput`.
     The seed is that of torch. Raises UserError for what is not supported."""
-    own = {name: given.pop(name) for name in OWN if name in given}
+    own = {"draft": None} | {name: given.pop(name) for name in OWN if name in given}
     if given.pop("stop_strings", None) is not None:
         raise UserError(
             "stop_strings: transformers keeps the tokenizer from speculate. Give"
@@ -127,8 +127,6 @@ def speculate(
             "streamer: expected one prompt and no stream, for rows come one after another. Give"
             " stream alone, which hears each row to its end"
         )
-    if "draft" not in own:
-        raise UserError("draft: expected a model, a folder or a hub id, got none. Give one")
     refuse_other_kinds(own)
     asked, config = Speculation(**own), given["generation_config"]
     refuse_unsupported(input_ids, config, given)
