@@ -1,15 +1,15 @@
 """What an engine can be told, what is made of it, and how that is said."""
 
 import json
+import pathlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from decoding.cost import CostTable
 from runtime.files import file_hash
-from runtime.settings import kinds
+from runtime.settings.kinds import Path, Text
 from runtime.text import printable
 from serving.schedule import Schedule
 
@@ -57,7 +57,7 @@ class Export:
     def add_json(self, name: str, content: Any) -> None:
         self.files[name] = json.dumps(content, indent=2, allow_nan=False) + "\n"
 
-    def facts(self, name: str, folder: Path, command: str) -> dict[str, Any]:
+    def facts(self, name: str, folder: pathlib.Path, command: str) -> dict[str, Any]:
         """What the file `MARKER` holds of an export for engine `name`, written to `folder`."""
         return {
             "serving": name,
@@ -99,8 +99,8 @@ class Hub:
     """A folder as the Hugging Face hub shows it, made of a checkpoint: the hub is of predictors,
     where engines are of models."""
 
-    checkpoint: Annotated[kinds.Path, "folder that train.py has made"]
-    repository: Annotated[kinds.Text | None, "owner/name on the hub; null: only the folder is made"]
+    checkpoint: Annotated[Path, "folder that train.py has made"]
+    repository: Annotated[Text | None, "owner/name on the hub; null: only the folder is made"]
     private: Annotated[bool, "whether a repository that is made is private"]
 
 

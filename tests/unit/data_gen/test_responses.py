@@ -22,7 +22,7 @@ from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from tests.helpers.data.datasets import SAMPLED
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
-from tests.unit.decoding.models.test_ends import tokenizer as byte_tokenizer
+from tests.unit.decoding.models.test_loading import bytewise as byte_tokenizer
 
 PROMPTS = [
     Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
