@@ -42,9 +42,8 @@ def pair() -> ModelPair:
 def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: ModelPair) -> None:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = load_pair(Pair.of(compose("build_pair").pair))
-    assert (
-        found.draft.reads_target and pair_identity(found)["target"] == pair_identity(pair)["target"]
-    )
+    assert found.draft.reads_target
+    assert pair_identity(found)["target"] == pair_identity(pair)["target"]
     assert found.draft.vocabulary is not None and 8192 <= len(found.draft.vocabulary) < 8200
     load_predictor(ROOT / "pairs/smollm2/value", expect={"pair": pair_identity(found)})
 
@@ -67,11 +66,10 @@ def test_every_digit_is_a_token_of_its_own(pair: ModelPair) -> None:
 
 
 def test_draft_agrees_with_the_target_on_its_answers(pair: ModelPair) -> None:
-    ids = answer(
-        pair, "Explain how a refrigerator moves heat from the inside to the outside.", 128
-    )[None]
+    question = "Explain how a refrigerator moves heat from the inside to the outside."
+    ids = answer(pair, question, 128)
     with torch.no_grad():
-        p, q = (lm.model(ids).logits[0, 60:].softmax(-1) for lm in (pair.target, pair.draft))
+        p, q = (lm.model(ids[None]).logits[0, 60:].softmax(-1) for lm in (pair.target, pair.draft))
     assert torch.minimum(p, q).sum(-1).mean() > 0.3
 
 
@@ -113,14 +111,10 @@ def test_greedy_is_autoregressive(pair: ModelPair, prompts: list[torch.Tensor]) 
     the other way."""
     greedy, eos_ids = Warp(0.0), frozenset(pair.eos_ids)
     parts = BranchPoint(4, 6), ByTarget(), TokenVerifier(), PointMassVerifier(), greedy, greedy
-    ours, plain = (
-        OverlappedEngine(pair, *parts, eos_ids=eos_ids),
-        AutoregressiveEngine(pair, greedy, eos_ids),
-    )
+    plain = AutoregressiveEngine(pair, greedy, eos_ids)
     traces = [
         [engine.decode(ids, 24, Sampler.seeded(0)) for ids in prompts[:20]]
-        for engine in (ours, plain)
+        for engine in (OverlappedEngine(pair, *parts, eos_ids=eos_ids), plain)
     ]
     differences = greedy_differences(pair.target, prompts[:20], *traces)
-    print(*differences, sep="\n")
-    assert all(found.excused for found in differences)
+    assert all(each.excused for each in differences), differences
