@@ -81,16 +81,17 @@ def build_all(cfg: Any) -> None:
         otherwise = "set it to null: drafts then propose all tokens"
         vocabulary = source(cfg, "draft_vocabulary", otherwise)
         made_of["draft_vocabulary"] = file_hash(vocabulary)
-    layers = source(cfg, "draft_layers", "make them: python pairs/distill_draft.py")
-    hashes = {**made_of, "draft_layers": file_hash(layers)}
-    build("draft", draft, hashes, lambda folder: write_draft(target, layers, vocabulary, folder))
-    if cfg.eagle_layers is not None:
-        own = source(cfg, "eagle_layers", "set it to null")
-        hashes = {**made_of, "eagle_layers": file_hash(own)}
-        if (record := own.with_name(EAGLE_PROVENANCE)).is_file():
-            hashes["provenance"] = file_hash(record)
-        write = partial(write_eagle_draft, target, own, vocabulary)
-        build(EAGLE, eagle, hashes, write)
+    for side, folder, key, otherwise in (
+        ("draft", draft, "draft_layers", "make them: python pairs/distill_draft.py"),
+        (EAGLE, eagle, "eagle_layers", "set it to null"),
+    ):
+        if cfg[key] is not None:
+            layers = source(cfg, key, otherwise)
+            sources = {**made_of, key: file_hash(layers)}
+            record = layers.with_name(EAGLE_PROVENANCE)
+            if side == EAGLE and record.is_file():
+                sources["provenance"] = file_hash(record)
+            build(side, folder, sources, partial(write_draft, target, layers, vocabulary, key=key))
 
 
 def folders(pair: Any) -> tuple[Path, Path, Path]:
@@ -223,25 +224,16 @@ def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
     return model
 
 
-def write_eagle_draft(target: Path, layers: Path, vocabulary: Path | None, folder: Path) -> None:
-    """Do as `write_draft`, with the maps among its shipped `layers`, and the provenance beside
-    these."""
-    write_draft(target, layers, vocabulary, folder, "eagle_layers")
-    maps = {name: tensor for name, tensor in load_file(layers).items() if name in MAPS}
-    with safe_open(layers, "pt") as file:
-        save_file(maps, to_write_beside(folder, MAPS_FILE), file.metadata())
-    if (record := layers.with_name(EAGLE_PROVENANCE)).is_file():
-        shutil.copyfile(record, folder / "provenance.json")
-
-
 def write_draft(
-    target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str = "draft_layers"
+    target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str
 ) -> None:
     """Join the shipped `layers` with the embeddings and head of `target`, and put the `vocabulary`
-    beside them. key: config key named in errors."""
+    beside them; of an EAGLE-style draft the maps among its layers, and its provenance, too. key:
+    "draft_layers" or "eagle_layers", which errors name."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     try:
-        own = {name: tensor for name, tensor in load_file(layers).items() if name not in MAPS}
+        shipped = load_file(layers)
+        own = {name: tensor for name, tensor in shipped.items() if name not in MAPS}
         draft = draft_from_layers(model, own)
     except SafetensorError as error:
         raise UserError(
@@ -251,6 +243,12 @@ def write_draft(
     AutoTokenizer.from_pretrained(target).save_pretrained(folder)
     if vocabulary is not None:
         shutil.copyfile(vocabulary, to_write_beside(folder, VOCABULARY))
+    if key == "eagle_layers":
+        with safe_open(layers, "pt") as file:
+            maps = {name: shipped[name] for name in shipped if name in MAPS}
+            save_file(maps, to_write_beside(folder, MAPS_FILE), file.metadata())
+        if (record := layers.with_name(EAGLE_PROVENANCE)).is_file():
+            shutil.copyfile(record, folder / "provenance.json")
 
 
 def make_folder(folder: Path) -> None:

@@ -180,21 +180,21 @@ def gather(folders: Sequence[Path]) -> Artifacts:
 
     Raises UserError for a folder that is not there, for what is damaged, and where there is nothing
     to report on."""
-    found, left = defaultdict[str, list[Any]](list), dict[Path, str]()
+    artifacts, left = defaultdict[str, list[Any]](list), dict[Path, str]()
     for path in _markers(folders):
         try:
             kind, artifact = _read(path)
-            found[kind].append(artifact)
+            artifacts[kind].append(artifact)
         except Foreign as reason:
             left[path] = str(reason)
-    if not found:
+    if not artifacts:
         where = ", ".join(map(str, folders)) or "runs, data or checkpoints"
         reasons = "; ".join(f"{path}: {reason}" for path, reason in [*left.items()][:3])
         raise UserError(
             f"{KEY}: expected evaluations, harvests, checkpoints or tunings in {where}, got none"
             f"{f' ({reasons})' if reasons else ''}. Decode something: python scripts/evaluate.py"
         )
-    return Artifacts(**found, left_alone=left)
+    return Artifacts(**artifacts, left_alone=left)
 
 
 def _markers(folders: Sequence[Path]) -> Iterator[Path]:

@@ -113,7 +113,7 @@ def is_number(value: Cell) -> bool:
 
 
 def origins(artifacts: Artifacts) -> list[Origin]:
-    found = []
+    listed = []
     for evaluation in artifacts.evaluations:
         run, config = evaluation.results["run"], evaluation.config
         requests = max(map(len, evaluation.traces.values()))
@@ -123,24 +123,24 @@ def origins(artifacts: Artifacts) -> list[Origin]:
             f" {config['repeats']}; {run['date']}"
         )
         place = str(evaluation.folder)
-        found.append(Origin("evaluation", place, about, _machine(run), run["command"]))
+        listed.append(Origin("evaluation", place, about, _machine(run), run["command"]))
     for harvest in artifacts.harvests:
         about = (
             f"{harvest.pair.name}, temperature {harvest.warps.target.temperature:g},"
             f" {harvest.manifest.prompts.count} prompts, rounds of {harvest.gamma} tokens"
         )
-        found.append(_made("harvest", harvest.folder, about, harvest.manifest.written))
+        listed.append(_made("harvest", harvest.folder, about, harvest.manifest.written))
     for checkpoint in artifacts.checkpoints:
         made = checkpoint.config.get("provenance", {})
         trained = made.get("data", {}).get("folder", "")
         about = f"{checkpoint.config['predictor']}{f', trained on {trained}' if trained else ''}"
-        found.append(_made("checkpoint", checkpoint.folder, about, made))
+        listed.append(_made("checkpoint", checkpoint.folder, about, made))
     for what in ("thresholds", "costs"):
         for file in getattr(artifacts, what):
             about = f"{file['pair']['name']}{', cost ' + file['cost'] if 'cost' in file else ''}"
             machine = _machine(file["measured_on"]) if file["measured_on"] else ""
-            found.append(Origin(what, file["file"], about, machine, file["command"]))
-    return found
+            listed.append(Origin(what, file["file"], about, machine, file["command"]))
+    return listed
 
 
 def _made(what: str, folder: Path, about: str, facts: Mapping[str, Any]) -> Origin:

@@ -150,7 +150,7 @@ class Run:
 def runs(evaluations: Sequence[Evaluation], wanted: Wanted = lambda method: True) -> list[Run]:
     """Return those of the methods wanted, by temperature, in the order of the evaluations. Where
     two evaluations have the same method, dataset and temperature, the larger one counts."""
-    found: dict[tuple[float, str, str], Run] = {}
+    selected: dict[tuple[float, str, str], Run] = {}
     for evaluation in evaluations:
         for dataset in evaluation.datasets:
             rows = evaluation.measurements
@@ -169,12 +169,12 @@ def runs(evaluations: Sequence[Evaluation], wanted: Wanted = lambda method: True
                     *(rows[rows["policy"] == policy] for policy in (name, BASELINE)),
                 )
                 key = (run.temperature, run.dataset, name)
-                if key not in found or len(traces) > len(found[key].traces):
-                    found[key] = run
-    return sorted(found.values(), key=lambda run: run.temperature)
+                if key not in selected or len(traces) > len(selected[key].traces):
+                    selected[key] = run
+    return sorted(selected.values(), key=lambda run: run.temperature)
 
 
-def pooled(found: Sequence[Run]) -> list[Run]:
+def pooled(selected: Sequence[Run]) -> list[Run]:
     """Return the datasets of a method at a temperature together."""
     return [
         replace(
@@ -185,54 +185,54 @@ def pooled(found: Sequence[Run]) -> list[Run]:
             rows=pd.concat([run.rows for run in group]),
             plain=pd.concat([run.plain for run in group]),
         )
-        for group in grouped(found, lambda run: (run.temperature, run.name))
+        for group in grouped(selected, lambda run: (run.temperature, run.name))
     ]
 
 
-def with_all(found: Sequence[Run]) -> list[Run]:
+def with_all(selected: Sequence[Run]) -> list[Run]:
     """Return the runs, and all datasets together where there are several."""
-    return [*found, *(run for run in pooled(found) if run.dataset == ALL)]
+    return [*selected, *(run for run in pooled(selected) if run.dataset == ALL)]
 
 
 def with_method(
     evaluations: Sequence[Evaluation], wanted: Wanted, missing: str
 ) -> list[Evaluation]:
     """Return those with a method that is wanted. Raises Missing(missing) where there is none."""
-    found = [
+    selected = [
         evaluation
         for evaluation in evaluations
         if any(wanted(method(evaluation, name)) for name in evaluation.traces)
     ]
-    if not found:
+    if not selected:
         raise Missing(missing)
-    return found
+    return selected
 
 
 def sweeps(evaluations: Sequence[Evaluation], wanted: Wanted, key: str) -> list[Run]:
     """Return the runs of methods that differ from another one of their evaluation in the setting
     `key` alone."""
-    found = []
+    selected = []
     for evaluation in evaluations:
         candidates = [run for run in runs([evaluation], wanted) if key in run.method.settings]
         values: dict[str, set[Any]] = {}
         for run in candidates:
             values.setdefault(run.method.without(key), set()).add(run.method.settings[key])
-        found += [run for run in candidates if len(values[run.method.without(key)]) > 1]
-    return found
+        selected += [run for run in candidates if len(values[run.method.without(key)]) > 1]
+    return selected
 
 
-def ratios_of(found: Sequence[Run]) -> list[float]:
+def ratios_of(selected: Sequence[Run]) -> list[float]:
     """Return the speed ratios that evaluations were asked to price, else the papers'; counts can be
     priced at any."""
     asked = {
-        c for run in found for c in run.evaluation.config.get("modelled", []) if c not in TABLES
+        c for run in selected for c in run.evaluation.config.get("modelled", []) if c not in TABLES
     }
     return sorted(asked) or [4, 5, 10, 15]
 
 
-def extent(found: Sequence[Run]) -> str:
+def extent(selected: Sequence[Run]) -> str:
     """Return how much a figure rests on."""
-    rows = pd.concat([run.rows for run in found])
+    rows = pd.concat([run.rows for run in selected])
     return f"{rows.groupby(['dataset', 'prompt']).ngroups} prompts, {rows['rounds'].sum()} rounds"
 
 

@@ -46,12 +46,12 @@ def dyspec_parents(nodes: int) -> list[int]:
     return tree.parent
 
 
-def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
+def mask_order(grown: Trees | None = None, prefix: int = PREFIX) -> Figure:
     """Return blocks that are not empty, in the order nodes are drawn and in others; by default of
     `trees`."""
-    found = trees() if found is None else found
+    grown = trees() if grown is None else grown
     masks, records = list[Tensor](), list[Record]()
-    for name, parents in found.items():
+    for name, parents in grown.items():
         orders = {
             "as drawn": range(len(parents) + 1),
             "breadth first": breadth_first(parents),
@@ -74,7 +74,7 @@ def mask_order(found: Trees | None = None, prefix: int = PREFIX) -> Figure:
         title="Attention mask of a tree before and after reordering",
         source="DySpec, figures 6 and 7",
         kind="exact",
-        n=f"{len(found)} trees of {max(map(len, found.values()))} nodes behind {prefix} tokens",
+        n=f"{len(grown)} trees of {max(map(len, grown.values()))} nodes behind {prefix} tokens",
         interval="no interval: counted",
         records=records,
         draw=partial(_draw, masks=masks),

@@ -19,13 +19,13 @@ NODES, ACCEPTED = "nodes", "accepted tokens"
 
 def tree_table(evaluations: Sequence[Evaluation]) -> Figure:
     """Return tokens per call of every kind of tree, by dataset and temperature."""
-    found = trees(evaluations)
+    selected = trees(evaluations)
     return Figure(
         name="tree-table",
         title="Tokens per target call: DySpec, Sequoia, SpecInfer",
         source="DySpec, tables 1 to 3",
         kind="measured",
-        n=extent(found),
+        n=extent(selected),
         interval=f"{METHOD}, repeats pooled",
         records=[
             {
@@ -33,7 +33,7 @@ def tree_table(evaluations: Sequence[Evaluation]) -> Figure:
                 "nodes/round": run.estimate("drafted/round").value,
                 **run.columns(CALLS, SPEEDUP),
             }
-            for run in with_all(found)
+            for run in with_all(selected)
         ],
         draw=_draw_table,
     )
@@ -50,8 +50,8 @@ def tree_sizes(evaluations: Sequence[Evaluation]) -> Figure:
     """Return tree size and accepted tokens over steps: at every temperature of the output whose
     trees differ most in size."""
     needed = f"needs a tree whose size depends on the tokens drawn: {NEEDS}"
-    found = runs(with_method(evaluations, _adaptive, needed), _adaptive)
-    outputs = [(run, trace) for run in found for trace in run.traces]
+    selected = runs(with_method(evaluations, _adaptive, needed), _adaptive)
+    outputs = [(run, trace) for run in selected for trace in run.traces]
     shown = [
         max(alike, key=lambda output: len({len(r.draft_tokens) for r in output[1].rounds}))
         for alike in grouped(outputs, lambda output: output[0].temperature)

@@ -55,12 +55,12 @@ def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
     )
 
 
-def _figure(found: Sequence[Run], needed: str, setting: str, **words: str) -> Figure:
+def _figure(selected: Sequence[Run], needed: str, setting: str, **words: str) -> Figure:
     """Return the figure of what was decoded under both rules. Raises Missing where nothing was."""
     rules: dict[Key, set[str]] = {}
-    for run in (run for run in found if run.traces):
+    for run in (run for run in selected if run.traces):
         rules.setdefault(_key(run), set()).add(_rule(run))
-    both = [run for run in found if rules.get(_key(run)) == {"token", "block"}]
+    both = [run for run in selected if rules.get(_key(run)) == {"token", "block"}]
     if not both:
         raise Missing(needed)
     every = sorted(

@@ -65,24 +65,24 @@ def total_variation(rounds: Sequence[Round], a: float) -> float:
 def accepted_lengths(evaluations: Sequence[Evaluation]) -> Figure:
     """Return histogram and fit of the longest fixed draft length, by dataset and temperature."""
     fixed = runs(evaluations, lambda how: how.chain and how.stop == "Fixed")
-    found = longest([run for run in fixed if drafted_rounds(run.traces)])
-    if not found:
+    selected = longest([run for run in fixed if drafted_rounds(run.traces)])
+    if not selected:
         raise Missing(f"needs an evaluation with a fixed draft length: {COMMAND}draft_lengths")
     return Figure(
         name="accepted-lengths",
         title="Accepted length of a round, and the truncated geometric distribution",
         source="SpecBranch, figures 1b, 12 and 13",
         kind="measured",
-        n=extent(found),
+        n=extent(selected),
         interval=f"{METHOD} on the bars; black: fitted by maximum likelihood",
-        records=[record for run in found for record in _histogram(run)],
+        records=[record for run in selected for record in _histogram(run)],
         draw=_draw_histogram,
     )
 
 
-def longest(found: Sequence[Run]) -> list[Run]:
+def longest(selected: Sequence[Run]) -> list[Run]:
     """Return of each dataset and temperature the run with the longest drafts."""
-    alike = grouped(found, lambda run: (run.temperature, run.dataset))
+    alike = grouped(selected, lambda run: (run.temperature, run.dataset))
     return [max(each, key=lambda run: max(drafted_rounds(run.traces))[0]) for each in alike]
 
 
@@ -122,13 +122,15 @@ def _draw_histogram(records: Sequence[Record], canvas: Canvas) -> None:
 
 def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
     """Return the fit of every method that drafts a chain."""
-    found = [run for run in runs(evaluations, lambda how: how.chain) if drafted_rounds(run.traces)]
-    if not found:
+    selected = [
+        run for run in runs(evaluations, lambda how: how.chain) if drafted_rounds(run.traces)
+    ]
+    if not selected:
         raise Missing(
             f"needs an evaluation with a method that drafts a chain: {COMMAND}draft_lengths"
         )
     records = []
-    for run in found:
+    for run in selected:
         rounds, a = drafted_rounds(run.traces), acceptance(run)
         records.append(
             {
@@ -144,7 +146,7 @@ def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
         title="Acceptance fitted to accepted lengths, by method and dataset",
         source="SpecBranch, figures 12 and 13",
         kind="modelled",
-        n=extent(found),
+        n=extent(selected),
         records=records,
     )
 
@@ -195,10 +197,10 @@ def choices(trace: Trace) -> list[Round]:
     ]
 
 
-def _same_prompt(found: Sequence[Run]) -> list[tuple[Run, Trace]]:
+def _same_prompt(selected: Sequence[Run]) -> list[tuple[Run, Trace]]:
     """Return at the lowest temperature the median prompt by accepted draft tokens, as every method
     decoded it first."""
-    coldest = [run for run in found if run.temperature == found[0].temperature]
+    coldest = [run for run in selected if run.temperature == selected[0].temperature]
     if not any(run.traces for run in coldest):
         return []
     accepted = prompts(pd.concat([run.rows for run in coldest]), "accepted")["accepted"]

@@ -65,16 +65,16 @@ def specbranch_times(evaluations: Sequence[Evaluation]) -> Figure:
 
 def rollback_rates(evaluations: Sequence[Evaluation]) -> Figure:
     """Return RB by method, dataset and temperature."""
-    found = [run for run in specbranch(evaluations) if run.rows["drafted"].any()]
-    if not found:
+    selected = [run for run in specbranch(evaluations) if run.rows["drafted"].any()]
+    if not selected:
         raise Missing(f"needs requests in which something is drafted: {COMMAND}specbranch")
     return Figure(
         name="rollback-rates",
         title="Rollback rate by method and dataset",
         source="SpecBranch, figures 5 and 11",
         kind="measured",
-        n=extent(found),
-        records=[{**run.labels, **run.columns(ROLLBACK)} for run in found],
+        n=extent(selected),
+        records=[{**run.labels, **run.columns(ROLLBACK)} for run in selected],
         draw=_draw_rollback,
     )
 
@@ -101,22 +101,23 @@ def part(run: Run) -> str:
 
 
 def _parts(evaluations: Sequence[Evaluation]) -> list[Run]:
-    found = filter(part, specbranch(evaluations))
-    return sorted(found, key=lambda run: (run.temperature, run.dataset))
+    selected = filter(part, specbranch(evaluations))
+    return sorted(selected, key=lambda run: (run.temperature, run.dataset))
 
 
 def ablation(evaluations: Sequence[Evaluation]) -> Figure:
     """Return measured speed of SpecBranch and of what is left without one of its parts."""
-    found = _parts(evaluations)
+    selected = _parts(evaluations)
     return Figure(
         name="ablation-measured",
         title="SpecBranch without its parts, measured",
         source="SpecBranch, figure 6",
         kind="measured",
-        n=extent(found),
+        n=extent(selected),
         interval=f"{METHOD}, repeats pooled",
         records=[
-            {**run.labels, "method": part(run), **run.columns(SPEEDUP)} for run in with_all(found)
+            {**run.labels, "method": part(run), **run.columns(SPEEDUP)}
+            for run in with_all(selected)
         ],
         draw=partial(_draw_ablation, x="dataset", kind="measured"),
     )
@@ -124,20 +125,20 @@ def ablation(evaluations: Sequence[Evaluation]) -> Figure:
 
 def ablation_modelled(evaluations: Sequence[Evaluation]) -> Figure:
     """Return the same where each model has a device of its own, all datasets together."""
-    found = pooled(_parts(evaluations))
+    selected = pooled(_parts(evaluations))
     return Figure(
         name="ablation-modelled",
         title="SpecBranch without its parts, a device for each model",
         source="SpecBranch, figure 6",
         kind="modelled",
-        n=extent(found),
+        n=extent(selected),
         records=[
             {
                 **{"T": run.temperature, "method": part(run), "speed ratio c": c},
                 **estimated(SPEEDUP, run.modelled_speedup(c)),
             }
-            for run in found
-            for c in ratios_of(found)
+            for run in selected
+            for c in ratios_of(selected)
         ],
         draw=partial(_draw_ablation, x="speed ratio c", kind="modelled"),
     )
@@ -184,23 +185,23 @@ BRANCHES = Setting(
 
 
 def _swept(evaluations: Sequence[Evaluation], setting: Setting) -> list[Run]:
-    found = sweeps(evaluations, lambda how: how.branches, setting.key)
-    if not found:
+    selected = sweeps(evaluations, lambda how: how.branches, setting.key)
+    if not selected:
         raise Missing(
             f"needs SpecBranch with several values of {setting.key}: {COMMAND}{setting.experiment}"
         )
-    return sorted(found, key=lambda run: (run.temperature, run.dataset))
+    return sorted(selected, key=lambda run: (run.temperature, run.dataset))
 
 
 def by_value(evaluations: Sequence[Evaluation], setting: Setting) -> Figure:
     """Return counts and measured speed, by dataset and all together."""
-    found = _swept(evaluations, setting)
+    selected = _swept(evaluations, setting)
     return Figure(
         name=f"specbranch-{setting.name}",
         title=f"SpecBranch by {setting.words}",
         source=setting.source,
         kind="measured",
-        n=extent(found),
+        n=extent(selected),
         interval=f"{METHOD}, repeats pooled",
         records=[
             {
@@ -208,7 +209,7 @@ def by_value(evaluations: Sequence[Evaluation], setting: Setting) -> Figure:
                 setting.name: run.method.settings[setting.key],
                 **run.columns(CALLS, LENGTH, ROLLBACK, SPEEDUP),
             }
-            for run in with_all(found)
+            for run in with_all(selected)
         ],
         draw=partial(_draw_by_value, setting=setting.name),
     )
@@ -224,21 +225,21 @@ def _draw_by_value(records: Sequence[Record], canvas: Canvas, setting: str) -> N
 
 def by_value_modelled(evaluations: Sequence[Evaluation], setting: Setting) -> Figure:
     """Return speed where each model has a device of its own, all datasets together."""
-    found = pooled(_swept(evaluations, setting))
+    selected = pooled(_swept(evaluations, setting))
     return Figure(
         name=f"specbranch-{setting.name}-modelled",
         title=f"SpecBranch by {setting.words}, a device for each model",
         source=setting.source,
         kind="modelled",
-        n=extent(found),
+        n=extent(selected),
         records=[
             {
                 **{"T": run.temperature, setting.name: run.method.settings[setting.key]},
                 "speed ratio": f"c = {c:g}",
                 **estimated(SPEEDUP, run.modelled_speedup(c)),
             }
-            for c in ratios_of(found)
-            for run in found
+            for c in ratios_of(selected)
+            for run in selected
         ],
         draw=partial(_draw_by_value_modelled, setting=setting.name),
     )

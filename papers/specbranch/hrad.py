@@ -65,27 +65,27 @@ def _rounds(parts: Sequence[Aged] | Sequence[Heads] | Sequence[Predicted], gamma
 # In two dimensions --------------------------------------------------------------------------------
 
 
-def tsne(found: Activations) -> Figure:
+def tsne(states: Activations) -> Figure:
     """Return two dimensions that keep neighbours together, and how often neighbours are of the same
     class."""
     shares = []
-    for name, x in found.features.items():
-        value, low, high = same_class(x, found).values()
+    for name, x in states.features.items():
+        value, low, high = same_class(x, states).values()
         interval = "" if low is None else f" ({low:.3f}-{high:.3f})"
         shares.append(f"{name} {value:.3f}{interval}")
-    chance = float((torch.bincount(found.label, minlength=3) / len(found.label)).square().sum())
-    lengths = "" if LENGTHS in found.features else f" For a head of lengths: {LENGTHS_COMMAND}."
+    chance = float((torch.bincount(states.label, minlength=3) / len(states.label)).square().sum())
+    lengths = "" if LENGTHS in states.features else f" For a head of lengths: {LENGTHS_COMMAND}."
     return Figure(
-        name=f"tsne-{found.checkpoint}",
-        title=f"t-SNE of what {found.checkpoint} makes of rounds of {found.gamma}",
+        name=f"tsne-{states.checkpoint}",
+        title=f"t-SNE of what {states.checkpoint} makes of rounds of {states.gamma}",
         source="SpecBranch, figure 3; its inputs are ours",
         kind="modelled",
-        n=f"{len(found.group.unique())} prompts, {len(found.label)} rounds",
+        n=f"{len(states.group.unique())} prompts, {len(states.label)} rounds",
         interval=f"{METHOD} of the share of same-class neighbours",
         records=[
             {"features": name, "x": x, "y": y, "class": NAMES[label]}
-            for name, features in found.features.items()
-            for (x, y), label in zip(embedded(features), found.label.tolist(), strict=True)
+            for name, features in states.features.items()
+            for (x, y), label in zip(embedded(features), states.label.tolist(), strict=True)
         ],
         draw=_draw_tsne,
         how_to_read=f"Of the same class: {'; '.join(shares)}; by chance {chance:.3f}.{lengths}",
@@ -106,16 +106,16 @@ def embedded(x: Tensor) -> list[list[float]]:
     return [[float(x), float(y)] for x, y in points]
 
 
-def same_class(x: Tensor, found: Activations) -> Record:
+def same_class(x: Tensor, states: Activations) -> Record:
     """Return the share of the nearest rounds of other prompts that are of the same class."""
     points = standardised(x).numpy()
     neighbours = NearestNeighbors(n_neighbors=len(x)).fit(points)
     nearest = neighbours.kneighbors(points, return_distance=False)
     shares = []
     for row, order in enumerate(torch.from_numpy(nearest)):
-        others = order[found.group[order] != found.group[row]][:NEIGHBOURS]
-        shares.append((found.label[others] == found.label[row]).double().mean())
-    return mean("share", torch.stack(shares), found.group)
+        others = order[states.group[order] != states.group[row]][:NEIGHBOURS]
+        shares.append((states.label[others] == states.label[row]).double().mean())
+    return mean("share", torch.stack(shares), states.group)
 
 
 def _draw_tsne(records: Sequence[Record], canvas: Canvas) -> None:
@@ -143,27 +143,27 @@ def _draw_tsne(records: Sequence[Record], canvas: Canvas) -> None:
 # From older features ------------------------------------------------------------------------------
 
 
-def feature_age(found: Sequence[Aged]) -> Figure:
+def feature_age(parts: Sequence[Aged]) -> Figure:
     """Return accuracy of the decision and log loss of the probabilities, by age of the features."""
-    if not found:
+    if not parts:
         raise Missing(
             "needs an H-RAD checkpoint and a harvest with a round at every position: python"
             " scripts/gen_data.py anchors.stride=1 out=data/rounds"
         )
-    first, unit = found[0], found[0].unit
+    first, unit = parts[0], parts[0].unit
     about = (
         f"Trained on states of age {first.trained_age}, in rounds. " if first.trained_age else ""
     )
     if unit == "rounds":
-        backs = [f"{one.dataset} {one.back[max(one.back)] / max(one.back):.2f}" for one in found]
+        backs = [f"{one.dataset} {one.back[max(one.back)] / max(one.back):.2f}" for one in parts]
         about += f"Positions in a round, on average: {', '.join(backs)}."
     return Figure(
         name=f"feature-age-{unit}-{first.checkpoint}",
         title=f"{first.checkpoint}: prediction against the age of its features in {unit}",
         source="SpecBranch, figure 19",
         kind="measured",
-        n=_rounds(found, first.gamma),
-        records=[record for one in found for record in _ages(one)],
+        n=_rounds(parts, first.gamma),
+        records=[record for one in parts for record in _ages(one)],
         draw=partial(_draw_age, unit=unit),
         how_to_read=about.strip(),
     )
@@ -226,8 +226,8 @@ def by_layers(checkpoints: Sequence[Checkpoint], artifacts: Artifacts) -> Figure
         raise Missing("needs the harvest they were trained on: python scripts/gen_data.py")
     records = []
     for place, least in enumerate(fewest):
-        for count, found in on_harvests.items():
-            one, targets = found[place], found[place].targets
+        for count, predictions in on_harvests.items():
+            one, targets = predictions[place], predictions[place].targets
             loss, of_least = (
                 losses(one.calibrated, targets),
                 losses(least.calibrated, least.targets),
@@ -288,17 +288,17 @@ def _of_layers(artifacts: Artifacts) -> list[Builder]:
 # Classes and lengths ------------------------------------------------------------------------------
 
 
-def lengths_table(found: Sequence[Heads]) -> Figure:
+def lengths_table(parts: Sequence[Heads]) -> Figure:
     """Return accuracy of the class, and log loss, on the same rounds, with paired differences."""
-    if not found:
+    if not parts:
         raise Missing(NO_LENGTHS)
     return Figure(
-        name=f"lengths-{found[0].checkpoint}",
-        title=f"{found[0].checkpoint}: three classes against a predictor of the length",
+        name=f"lengths-{parts[0].checkpoint}",
+        title=f"{parts[0].checkpoint}: three classes against a predictor of the length",
         source="SpecBranch, figure 3",
         kind="measured",
-        n=_rounds(found, found[0].gamma),
-        records=[record for one in found for record in _compared(one)],
+        n=_rounds(parts, parts[0].gamma),
+        records=[record for one in parts for record in _compared(one)],
         draw=_draw_lengths,
     )
 

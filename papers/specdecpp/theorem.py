@@ -39,10 +39,10 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
     sampled = [one for one in harvests if one.warps.target.temperature]
     if not sampled:
         raise Missing(NEEDS)
-    found = of_each(sampled, _rollouts)
-    alike = grouped(found, lambda rollouts: rollouts.warps)
-    prompts = sum(len(np.unique(one.group)) for one in found)
-    rounds = sum(len(one.accept) for one in found)
+    recorded = of_each(sampled, _rollouts)
+    alike = grouped(recorded, lambda rollouts: rollouts.warps)
+    prompts = sum(len(np.unique(one.group)) for one in recorded)
+    rounds = sum(len(one.accept) for one in recorded)
     return Figure(
         name="threshold-rules",
         title="Whether the best stop rule is a threshold on survival",
@@ -97,8 +97,8 @@ def _by_prompt(rule: Rule, survived: Array, group: Array, ratio: float) -> Array
 
 
 def _ratio(sums: Array, times: Array) -> Array:
-    found = times @ sums
-    ratio: Array = found[..., 0] / found[..., 1]
+    recorded = times @ sums
+    ratio: Array = recorded[..., 0] / recorded[..., 1]
     return ratio
 
 

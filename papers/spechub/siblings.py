@@ -17,7 +17,7 @@ NEEDS = "needs binary trees under several rules: python scripts/evaluate.py expe
 
 def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
     """Return tokens per target call, by depth and temperature."""
-    found = runs(with_method(evaluations, _binary, NEEDS), _binary)
+    selected = runs(with_method(evaluations, _binary, NEEDS), _binary)
     return Figure(
         name="sibling-rules",
         title="RRS, RRSw and SpecHub on binary trees",
@@ -26,7 +26,7 @@ def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
             " worth)"
         ),
         kind="measured",
-        n=extent(found),
+        n=extent(selected),
         interval=f"{METHOD}, repeats pooled",
         records=[
             {
@@ -35,7 +35,7 @@ def sibling_rules(evaluations: Sequence[Evaluation]) -> Figure:
                 "depth": len(run.method.settings["structure.widths"]),
                 **run.columns(CALLS, SPEEDUP),
             }
-            for run in with_all(found)
+            for run in with_all(selected)
         ],
         draw=_draw,
     )

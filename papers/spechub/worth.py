@@ -37,10 +37,10 @@ class Worth:
 
 def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
     """Return the figure of harvests of one pair, those of the same distributions together."""
-    found = of_each(harvests, worth)
-    alike = grouped(found, lambda one: one.warps)
-    prompts = sum(len(next(iter(one.sums.values()))) for one in found)
-    tokens = sum(one.tokens for one in found)
+    measured = of_each(harvests, worth)
+    alike = grouped(measured, lambda one: one.warps)
+    prompts = sum(len(next(iter(one.sums.values()))) for one in measured)
+    tokens = sum(one.tokens for one in measured)
     return Figure(
         name="sibling-worth",
         title="What siblings are worth",
@@ -110,8 +110,8 @@ def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
 def _by_prompt(sums: Tensor, group: Tensor) -> Array:
     """Return [prompts, 2], the sums of [rounds, 2]."""
     _, prompt = torch.unique(group, return_inverse=True)
-    found = torch.zeros(int(prompt.max()) + 1, sums.shape[1], dtype=torch.float64)
-    return found.index_add_(0, prompt, sums).numpy()
+    measured = torch.zeros(int(prompt.max()) + 1, sums.shape[1], dtype=torch.float64)
+    return measured.index_add_(0, prompt, sums).numpy()
 
 
 def _accepted(alike: Sequence[Worth]) -> Iterator[Record]:

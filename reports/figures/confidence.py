@@ -57,7 +57,7 @@ QUANTITIES = (
 )
 
 
-def by_verdict(found: Sequence[DraftTokens], quantity: Quantity) -> Figure:
+def by_verdict(parts: Sequence[DraftTokens], quantity: Quantity) -> Figure:
     """Return quantiles and mean of one quantity, accepted and rejected tokens apart, for every
     dataset and temperature."""
     return Figure(
@@ -65,9 +65,9 @@ def by_verdict(found: Sequence[DraftTokens], quantity: Quantity) -> Figure:
         title=quantity.title,
         source="SpecBranch, figures 14-16",
         kind="measured",
-        n=counted(found),
+        n=counted(parts),
         interval=f"{METHOD} of the means (diamonds); boxes are quartiles, whiskers 5 % and 95 %",
-        records=[record for tokens in found for record in _verdicts(tokens, quantity)],
+        records=[record for tokens in parts for record in _verdicts(tokens, quantity)],
         draw=partial(_draw_boxes, column=quantity.column),
     )
 

@@ -129,22 +129,22 @@ def rounds(trace: Trace, rule: Rule = UNKNOWN) -> list[Round]:
     ]
 
 
-def summary(found: Round, number: int, count: int) -> str:
+def summary(shown: Round, number: int, count: int) -> str:
     """Return round `number` of `count` in a line."""
 
     def counts(kinds: Iterable[Fate | Origin]) -> str:
         numbers = Counter(kinds)
         return ", ".join(f"{numbers[kind]} {kind}" for kind in MARKS if kind in numbers)
 
-    drafted = counts(node.fate for node in found.drafted)
-    committed = counts(token.origin for token in found.committed)
-    parts = [f"class {CLASSES[found.outcome]}"] if found.outcome is not None else []
-    parts += [f"{len(found.drafted)} drafted: {drafted}" if drafted else "nothing drafted"]
-    parts += [f"the stop rule ended it at {found.unused[-1]:.3g}"] if found.unused else []
-    parts += [f"{len(found.committed)} committed: {committed}"]
-    parts += [f"{1000 * (found.end - found.start):.1f} ms"]
+    drafted = counts(node.fate for node in shown.drafted)
+    committed = counts(token.origin for token in shown.committed)
+    parts = [f"class {CLASSES[shown.outcome]}"] if shown.outcome is not None else []
+    parts += [f"{len(shown.drafted)} drafted: {drafted}" if drafted else "nothing drafted"]
+    parts += [f"the stop rule ended it at {shown.unused[-1]:.3g}"] if shown.unused else []
+    parts += [f"{len(shown.committed)} committed: {committed}"]
+    parts += [f"{1000 * (shown.end - shown.start):.1f} ms"]
     parts += [
-        f"{lane} idle {1000 * found.idle(lane):.1f} ms" for lane in MODELS if found.uses(lane)
+        f"{lane} idle {1000 * shown.idle(lane):.1f} ms" for lane in MODELS if shown.uses(lane)
     ]
     return f"Round {number} of {count}: {'; '.join(parts)}"
 

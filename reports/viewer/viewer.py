@@ -83,14 +83,14 @@ def _run(evaluation: Evaluation, vocabulary: Vocabulary, limit: int) -> Json:
     }
 
 
-def _request(found: Sequence[Round]) -> Json:
+def _request(request: Sequence[Round]) -> Json:
     """Return a request for the script. jobs: [lane, name] of what is done in it; laid: whether its
     stages are laid end to end. Times are microseconds, those of bars since the round began."""
-    jobs = sorted({(LANES.index(bar.lane), bar.job) for one in found for bar in one.bars})
+    jobs = sorted({(LANES.index(bar.lane), bar.job) for one in request for bar in one.bars})
     return {
         "rounds": [
             [
-                summary(one, number, len(found)),
+                summary(one, number, len(request)),
                 None if one.outcome is None else CLASSES[one.outcome],
                 [_drafted(node) for node in one.drafted],
                 [[token.token, KINDS.index(token.origin)] for token in one.committed],
@@ -98,10 +98,10 @@ def _request(found: Sequence[Round]) -> Json:
                 _micro(one.start),
                 _micro(one.end - one.start),
             ]
-            for number, one in enumerate(found, 1)
+            for number, one in enumerate(request, 1)
         ],
         "jobs": jobs,
-        "laid": any(bar.rows is None for one in found for bar in one.bars),
+        "laid": any(bar.rows is None for one in request for bar in one.bars),
     }
 
 

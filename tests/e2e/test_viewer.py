@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from reports.artifacts import Evaluation
-from reports.viewer.rounds import MARKS, UNKNOWN, Round, Rule, rounds, summary
+from reports.viewer.rounds import MARKS, UNKNOWN, Rule, rounds, summary
 from reports.viewer.viewer import fragment
 from tests.helpers.decoding.traces import chain, plain, tree
 from tests.helpers.reports.browser import REMEDY, executable, launched, opened
@@ -37,10 +37,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def evaluations() -> list[Evaluation]:
-    walk = [
-        timed(tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1), 1),
-        timed(tree([0, 0], row=0, accepted=0), 2),
-    ]
+    branchy = tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1)
+    walk = [timed(branchy, 1), timed(tree([0, 0], row=0, accepted=0), 2)]
     first = {
         "autoregressive": [[plain(4), plain(9)]] * 2,
         "specdecpp": [scored(), scored()[:4]],
@@ -80,27 +78,17 @@ def test_every_round_of_a_trace(
     page: Page, evaluations: list[Evaluation], run: int, method: str, prompt: int, rule: Rule
 ) -> None:
     one = evaluations[run]
-    viewer, expected = (
-        Viewer(page).pick(f"{one.folder.name} (T = 1)", method, prompt),
-        one.traces[method][prompt],
-    )
-    found, text = rounds(expected, rule), "Once upon a time" if prompt == 0 else ""
+    viewer = Viewer(page).pick(f"{one.folder.name} (T = 1)", method, prompt)
+    found, text = rounds(one.traces[method][prompt], rule), "Once upon a time" * (prompt == 0)
     for number, round_ in enumerate(found, 1):
         assert viewer.round == number and viewer.summary == summary(round_, number, len(found))
-        assert_chips(viewer, round_)
+        drafted = [(MARKS[node.fate], shown(node.token)) for node in round_.drafted]
+        committed = [(MARKS[token.origin], shown(token.token)) for token in round_.committed]
+        assert (viewer.chips("draft"), viewer.chips("committed")) == (drafted, committed)
         text += "".join(TEXTS[token.token] for token in round_.committed)
         assert viewer.text == text
         viewer.press("ArrowRight")
     assert viewer.round == len(found), "there is nothing after the last round"
-
-
-def assert_chips(viewer: Viewer, expected: Round) -> None:
-    assert viewer.chips("draft") == [
-        (MARKS[node.fate], shown(node.token)) for node in expected.drafted
-    ]
-    assert viewer.chips("committed") == [
-        (MARKS[token.origin], shown(token.token)) for token in expected.committed
-    ]
 
 
 def test_branches_stand_below_each_other(page: Page) -> None:
@@ -109,34 +97,26 @@ def test_branches_stand_below_each_other(page: Page) -> None:
     Viewer(page).pick("second (T = 1)", "hrad")
     places = "one => [one.textContent.slice(1), one.style.gridColumnStart, one.style.gridRowStart]"
     found = page.eval_on_selector_all("#viewer-draft button", f"all => all.map({places})")
-    expected = {4: (1, 1), 5: (2, 1), 10: (2, 2), 7: (3, 1), 8: (4, 1), 11: (3, 2)}
-    assert found == [
-        [shown(token), str(column), str(row)] for token, (column, row) in expected.items()
-    ]
+    places = {4: "11", 5: "21", 10: "22", 7: "31", 8: "41", 11: "32"}
+    assert found == [[shown(token), *place] for token, place in places.items()]
 
 
 def test_numbers_on_hover_and_focus(page: Page) -> None:
     viewer = Viewer(page).pick()
     first, second, third, _ = page.locator("#viewer-draft button").all()
     first.hover()
-    expected = (
-        '" w4" (token 4), accepted; position 1 of the draft; q 0.500; p 0.750; predicted acceptance'
-        " 0.900"
-    )
+    numbers = "position 1 of the draft; q 0.500; p 0.750; predicted acceptance 0.900"
+    expected = f'" w4" (token 4), accepted; {numbers}'
     assert page.inner_text("#viewer-detail") == expected
     second.focus()
-    assert page.inner_text("#viewer-detail").endswith(
-        "rejected; position 2 of the draft; q 0.500; p 0.125; predicted acceptance 0.800"
-    )
+    numbers = "position 2 of the draft; q 0.500; p 0.125; predicted acceptance 0.800"
+    assert page.inner_text("#viewer-detail").endswith(f"rejected; {numbers}")
     third.focus()
-    assert "rolled back" in page.inner_text(
-        "#viewer-detail"
-    ) and "p not read by the verifier" in page.inner_text("#viewer-detail")
+    for words in ("rolled back", "p not read by the verifier"):
+        assert words in page.inner_text("#viewer-detail")
     assert viewer.detail("#viewer-committed button >> nth=0") == expected
-    assert (
-        viewer.detail("#viewer-committed button >> nth=1")
-        == '" w9" (token 9), residual: no draft token'
-    )
+    residual = '" w9" (token 9), residual: no draft token'
+    assert viewer.detail("#viewer-committed button >> nth=1") == residual
     assert viewer.detail("#viewer-text i >> nth=0") == f"Round 1: {expected}"
     viewer.pick("second (T = 1)", "hrad")
     assert viewer.detail("#viewer-draft button >> nth=3").endswith(
@@ -156,10 +136,8 @@ def test_time_line(page: Page) -> None:
     assert [name for name, *_ in found] == ["draft stage", "branch stage", "verify"]
     assert [left for _, left, _ in found] == pytest.approx([0, 100 / 6, 100 / 6], abs=0.01)
     assert [width for *_, width in found] == pytest.approx([100 / 6, 100 / 6, 50], abs=0.01)
-    assert [one.inner_text() for one in page.locator(".viewer-lane > span").all()] == [
-        "draft: idle 67 %",
-        "target: idle 50 %",
-    ]
+    lanes = [one.inner_text() for one in page.locator(".viewer-lane > span").all()]
+    assert lanes == ["draft: idle 67 %", "target: idle 50 %"]
     page.hover("#viewer-bars .viewer-bar >> nth=2")
     assert page.inner_text("#viewer-job") == "target: verify, 750.0 ms, 2 rows"
 
@@ -198,16 +176,7 @@ def test_without_texts_there_are_ids(browser: Browser, tmp_path: Path) -> None:
 def test_keys_buttons_and_slider(page: Page) -> None:
     viewer = Viewer(page).pick()
     seen = []
-    for key in (
-        "ArrowLeft",
-        "ArrowRight",
-        "PageDown",
-        "PageUp",
-        "PageUp",
-        "End",
-        "PageDown",
-        "Home",
-    ):
+    for key in "ArrowLeft ArrowRight PageDown PageUp PageUp End PageDown Home".split():
         viewer.press(key)
         seen.append(viewer.round)
     assert seen == [1, 2, 12, 2, 1, 15, 15, 1]
@@ -226,10 +195,8 @@ def test_keys_buttons_and_slider(page: Page) -> None:
 def test_a_click_goes_to_a_round(page: Page) -> None:
     viewer = Viewer(page).pick()
     page.click("#viewer-text i:has-text('w3') >> nth=2")
-    assert (
-        viewer.round == 9
-        and page.locator(".viewer-now").inner_text() == f"{TEXTS[6]}{TEXTS[7]}{TEXTS[3]}"
-    )
+    assert viewer.round == 9
+    assert page.locator(".viewer-now").inner_text() == f"{TEXTS[6]}{TEXTS[7]}{TEXTS[3]}"
     box = page.locator("#viewer-canvas").bounding_box()
     assert box
     page.click("#viewer-canvas", position={"x": box["width"] - 3, "y": 5})
@@ -245,9 +212,8 @@ def test_another_prompt_and_another_run(page: Page) -> None:
     assert viewer.round == 1 and viewer.summary.startswith("Round 1 of 4")
     assert page.locator("#viewer-method option:checked").inner_text() == "specdecpp", "it stays"
     viewer.pick("second (T = 1)", "hrad")
-    assert page.locator("#viewer-prompt option").count() == 1 and viewer.summary.startswith(
-        "Round 1 of 2: class some"
-    )
+    assert page.locator("#viewer-prompt option").count() == 1
+    assert viewer.summary.startswith("Round 1 of 2: class some")
 
 
 def test_keys_work_from_a_token(page: Page) -> None:
@@ -285,15 +251,10 @@ CONTRAST = """() => {
 def test_legible_and_no_wider_than_the_window(
     browser: Browser, path: Path, scheme: str, width: int
 ) -> None:
-    with opened(
-        browser, path, color_scheme=scheme, viewport={"width": width, "height": 800}
-    ) as page:
-        for run, method in (
-            ("first (T = 1)", "specdecpp"),
-            ("first (T = 1)", "dyspec"),
-            ("second (T = 1)", "hrad"),
-        ):
-            Viewer(page).pick(run, method)
+    size = {"width": width, "height": 800}
+    with opened(browser, path, color_scheme=scheme, viewport=size) as page:
+        for run, method in (("first", "specdecpp"), ("first", "dyspec"), ("second", "hrad")):
+            Viewer(page).pick(f"{run} (T = 1)", method)
             assert page.evaluate("document.scrollingElement.scrollWidth") <= width
             assert [(name, ratio) for name, ratio in page.evaluate(CONTRAST) if ratio < 4.5] == []
 
@@ -301,9 +262,8 @@ def test_legible_and_no_wider_than_the_window(
 def test_for_those_who_do_not_see_it(page: Page) -> None:
     viewer = Viewer(page).pick()
     assert page.get_attribute("#viewer-summary", "aria-live") == "polite"
-    assert (
-        page.get_by_role("slider", name="Round").get_attribute("aria-valuetext") == "round 1 of 15"
-    )
+    slider = page.get_by_role("slider", name="Round")
+    assert slider.get_attribute("aria-valuetext") == "round 1 of 15"
     for name in ("First round", "Previous round", "Next round", "Last round"):
         assert page.get_by_role("button", name=name).count() == 1
     for name in ("Run", "Prompt", "Method"):
@@ -322,15 +282,10 @@ def test_a_step_touches_its_round_alone(
     """Of 2,000 tokens. Prints milliseconds of a step, its layout included; what is asserted is the
     work it makes: nodes of the page that change, which the size of a round decides and not the
     length of the text."""
-    one = (
-        chain([4, 6, 7, 8], 1, 9)
-        if kind == "chain"
-        else tree([0] + [1] * 30 + [0] * 29, row=1, accepted=1)
-    )
-    path = written(
-        tmp_path,
-        evaluation("long", {"fixed": [[timed(one, number) for number in range(1000)]]}, {}),
-    )
+    wide = tree([0] + [1] * 30 + [0] * 29, row=1, accepted=1)
+    one = chain([4, 6, 7, 8], 1, 9) if kind == "chain" else wide
+    long = [timed(one, number) for number in range(1000)]
+    path = written(tmp_path, evaluation("long", {"fixed": [long]}, {}))
     with opened(browser, path) as page:
         assert page.locator("#viewer-text i").count() == 2000
         steps = page.evaluate("""() => {

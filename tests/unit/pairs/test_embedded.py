@@ -165,7 +165,7 @@ def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixt
 def test_an_interrupted_build_leaves_nothing_half_written(
     cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path) -> None:
+    def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path, key: str) -> None:
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
 
