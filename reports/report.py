@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from evaluation.token_texts import Vocabulary
@@ -76,15 +75,15 @@ def how_to_read(packages: Sequence[str]) -> str:
 
 
 def write(
-    cfg: DictConfig, artifacts: Artifacts, texts: Mapping[Path, Vocabulary], out: Path
+    settings: Any, artifacts: Artifacts, texts: Mapping[Path, Vocabulary], out: Path
 ) -> tuple[list[Section], list[Lack]]:
-    """Make and log the report in `out`. texts: of tokens, by the evaluation's folder. Return what
-    there is, by section, and what is lacking altogether."""
-    logger = instantiate(cfg.logger)
-    logger.start("report", OmegaConf.to_container(cfg, resolve=True))
+    """Make and log the report in `out`. settings: of scripts/report.py; texts: of tokens, by the
+    evaluation's folder. Return what there is, by section, and what is lacking altogether."""
+    logger = instantiate(settings.logger)
+    logger.start("report", settings.plain())
     try:
         with replaced_folder(out, REPORT) as folder:
-            sections, lacking = build(artifacts, cfg.figures, folder)
+            sections, lacking = build(artifacts, settings.figures, folder)
             text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
             (folder / "index.html").write_text(text, encoding="utf-8")
             write_json(folder / REPORT, facts(sections, lacking))
@@ -100,7 +99,7 @@ def write(
 
 
 def searched(run: Any) -> list[Path]:
-    """Return the folders of `cfg.run`: a folder, several, or null."""
+    """Return the folders of the setting `run`: one, several, or null."""
     if run is None:
         return [Path(name) for name in DEFAULT if Path(name).is_dir()]
     return [Path(folder) for folder in ([run] if isinstance(run, str) else run)]

@@ -42,16 +42,15 @@ def main(settings: Report) -> None:
     from reports.artifacts import REPORT, gather
     from reports.report import searched, write
 
-    cfg = settings.composed
-    out = checked_folder("out", cfg.out)
+    out = checked_folder("out", settings.out)
     refuse_foreign(out, REPORT)
-    artifacts = gather(searched(cfg.run))
+    artifacts = gather(searched(settings.run))
     texts = {
         evaluation.folder: token_texts.read(evaluation.folder)
         for evaluation in artifacts.evaluations
     }
     with only_writer(out):
-        sections, lacking = write(cfg, artifacts, texts, out)
+        sections, lacking = write(settings, artifacts, texts, out)
     print(f"{sum(len(section.shown) for section in sections)} figures and tables")
     if lacking:
         print(f"{len(lacking)} more need other runs; the end of the page has the command for each")
