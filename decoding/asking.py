@@ -28,47 +28,42 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
     Its head runs on the draft's device if it reads states of a model; those of another device
     cross, and what comes to the host are its few logits. One that reads numbers alone, which are on
     the host, stays there, as one without weights does."""
-    if context.device.type == "cpu":
+    head: nn.Module | None = getattr(predictor, "head", None)
+    states = any(name not in FIXED for name in predictor.inputs.names)
+    weights = [] if head is None else [*head.parameters(), *head.buffers()]
+    if context.device.type == "cpu" or not states or head is None or not weights:
         return predictor.predict_proba(live(predictor.inputs, context, drawn))
-    there = _on(predictor, context.device)
-    if there is None:
-        return predictor.predict_proba(live(predictor.inputs, context, drawn))
-    return there.predict_proba(live(there.inputs, context, drawn, context.device))
+    copies, device = _ELSEWHERE.setdefault(head, {}), context.device
+    # Another version once they are written to
+    now = [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in weights]
+    if device not in copies or copies[device][0] != now:
+        with torch.inference_mode(False):
+            copies[device] = now, deepcopy(head).to(device)
+    moved = copy(predictor)
+    moved.head = copies[device][1]
+    return moved.predict_proba(live(moved.inputs, context, drawn, device))
+
+
+def load_asked(
+    checkpoint: str | Path, key: str, when: str, classes: int, does: str, training: str
+) -> Predictor:
+    """Return a predictor of so many `classes` that is asked at `when`. Raises UserError naming
+    `key` for any other. does: what one says that fits; training: the command that makes one."""
+    predictor = load_predictor(checkpoint, key=key)
+    if len(predictor.classes) != classes or predictor.when != when:
+        raise UserError(
+            f"{key}: {checkpoint} holds {predictor.name!r}, which does not {does}. Train one that"
+            f" does: {training}"
+        )
+    return predictor
 
 
 def load_value(checkpoint: str | Path, key: str) -> Predictor:
-    """Return a predictor of `OUTCOMES` that is asked after each drawn token. Raises UserError
-    naming `key` for any other."""
-    predictor = load_predictor(checkpoint, key=key)
-    if predictor.classes != OUTCOMES or predictor.when != "token":
-        raise UserError(
-            f"{key}: {checkpoint} holds {predictor.name!r}, which does not say what a token is"
-            " worth. Train one that does: python train.py predictor=value"
-        )
-    return predictor
+    """Return a predictor of `OUTCOMES` that is asked after each drawn token, or raise UserError."""
+    wanted = "say what a token is worth", "python train.py predictor=value"
+    return load_asked(checkpoint, key, "token", len(OUTCOMES), *wanted)
 
 
 def ask_value(predictor: Predictor, context: RoundContext, drawn: DrawnToken) -> Chances[float]:
     """Ask a value predictor about one drawn token."""
     return Chances.of_numbers(ask(predictor, context, drawn)[0].tolist())
-
-
-def _on(predictor: Predictor, device: torch.device) -> Predictor | None:
-    """Return the same with its head on `device`; None where that stays on the host."""
-    head: nn.Module | None = getattr(predictor, "head", None)
-    states = any(name not in FIXED for name in predictor.inputs.names)
-    if head is None or not states or next(head.parameters(), None) is None:
-        return None
-    copies, now = _ELSEWHERE.setdefault(head, {}), _written(head)
-    if device not in copies or copies[device][0] != now:
-        with torch.inference_mode(False):
-            copies[device] = now, deepcopy(head).to(device)
-    there = copy(predictor)
-    there.head = copies[device][1]
-    return there
-
-
-def _written(head: nn.Module) -> Written:
-    """Another one once its weights are."""
-    weights = (*head.parameters(), *head.buffers())
-    return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights]

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 from pydantic import PositiveFloat, with_config
@@ -30,8 +30,8 @@ class BatchCost(Protocol):
 
 
 def share(cost: BatchCost, requests: int, gamma: int) -> CostTable:
-    """Costs of one of `requests` requests which all verify as much: its share of every forward.
-    Tokens over its seconds are those of the whole batch."""
+    """Return the costs of one of `requests` requests which all verify as much: its share of every
+    forward. Tokens over its seconds are those of the whole batch."""
     rows = range(1, gamma + 2)
     seconds = [cost.target(requests, requests * each) / requests for each in rows]
     return CostTable(cost.draft(requests) / requests, MeasuredCost(list(rows), seconds), seconds[0])
@@ -63,10 +63,8 @@ class Roofline:
 
     def _seconds(self, weights: float, state: float, requests: int, rows: int) -> float:
         read = weights * 1e9 * self.weight_bytes + requests * self.context * state
-        operations = 2 * weights * 1e9 * rows
-        return max(read / (self.bandwidth * 1e9), operations / (self.compute * 1e12)) + (
-            self.overhead
-        )
+        seconds = read / (self.bandwidth * 1e9), 2 * weights * 1e9 * rows / (self.compute * 1e12)
+        return max(seconds) + self.overhead
 
 
 @dataclass(frozen=True)
@@ -101,13 +99,11 @@ class BatchTable:
     draft_seconds: list[PositiveFloat]
 
     def __post_init__(self) -> None:
-        sizes = {len(self.requests)}, {len(self.rows)}
-        rising = all(list(one) == sorted(set(one)) for one in (self.requests, self.rows))
-        shapes = (
-            {len(self.target_seconds), len(self.draft_seconds)},
-            {len(line) for line in self.target_seconds},
-        )
-        if not (rising and self.requests and self.rows[:1] == [1] and shapes == sizes):
+        sizes, widths = {len(self.requests)}, {len(line) for line in self.target_seconds}
+        rising = all(axis == sorted(set(axis)) for axis in (self.requests, self.rows))
+        fits = {len(self.target_seconds), len(self.draft_seconds)} == sizes
+        fits = fits and widths == {len(self.rows)} and self.rows[:1] == [1]
+        if not (rising and self.requests and fits):
             raise ValueError("no table of rising requests and rows from 1 on")
 
     def target(self, requests: int, rows: int) -> float:
@@ -121,25 +117,19 @@ class BatchTable:
         self._refuse_more("batch", requests, self.requests[-1])
         return float(np.interp(requests, self.requests, self.draft_seconds))
 
-    def _refuse_more(self, key: str, wanted: int, known: int) -> None:
-        if wanted > known:
+    def _refuse_more(self, key: str, wanted: int, most: int) -> None:
+        if wanted > most:
             raise UserError(
-                f"{key}: expected at most {known}, which is as far as batch_cost goes, got"
+                f"{key}: expected at most {most}, which is as far as batch_cost goes, got"
                 f" {wanted}. Lower it, or measure more"
             )
 
 
 def tabled(cost: BatchCost, sizes: Sequence[int], gamma: int) -> BatchTable:
-    """Any costs, of so many requests with 1 to gamma + 1 rows each."""
-    rows = list(range(1, gamma + 2))
-    made: Any = cost.made
-    return BatchTable(
-        made,
-        list(sizes),
-        rows,
-        [[cost.target(size, size * each) for each in rows] for size in sizes],
-        [cost.draft(size) for size in sizes],
-    )
+    """Return any costs as a table, of so many requests with 1 to gamma + 1 rows each."""
+    rows, made = list(range(1, gamma + 2)), cast(Any, cost.made)
+    target = [[cost.target(size, size * each) for each in rows] for size in sizes]
+    return BatchTable(made, list(sizes), rows, target, [cost.draft(size) for size in sizes])
 
 
 class BatchCostFile(Form):
@@ -157,7 +147,7 @@ class BatchCostFile(Form):
 def read_batch_cost(
     file: Annotated[Path, "what batch_cost=measure has saved"], key: str = "batch_cost.file"
 ) -> BatchTable:
-    """Raises UserError naming `key` where there is none."""
+    """Return the table of a file. Raises UserError naming `key` where there is none."""
     remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
     return read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND).seconds
 

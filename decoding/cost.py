@@ -2,6 +2,7 @@
 counts."""
 
 import pathlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -14,15 +15,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from decoding.interfaces import LM
-from decoding.trace import RoundTrace, Trace
+from decoding.trace import Trace
 from runtime.errors import UserError
 from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksummed
 from runtime.settings.kinds import MOST_NODES, Count, NotNegative, Path, Positive, Says
 
 KIND = "costs"  # in checksums: the file may be renamed
 SAMPLES = 3  # rounds of one size below which their seconds are no measurement
-
-
 Counts = Mapping[str, NDArray[np.float64]]
 """Counts by column of the table of measurements, [B] each, a number per response. `price` reads
 draft_forwards, questions and calls_by_drafted [B, G + 1] (target calls by the length of their
@@ -42,7 +41,7 @@ class MeasuredCost:
         return self.of(np.array(rows)).item()
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[...], of each number of rows [...]."""
+        """Return the seconds of each number of rows [...]."""
         count, seconds = self.rows[-1] - self.rows[0], self.seconds[-1] - self.seconds[0]
         further = max(0.0, seconds / count) if count else 0.0
         inside = np.interp(rows, self.rows, self.seconds)
@@ -81,7 +80,7 @@ class CostTable:
         return counts["emitted"] * self.autoregressive
 
     def to_dict(self) -> dict[str, Any]:
-        """The arguments of `cost_table`."""
+        """Return the arguments of `cost_table`."""
         target = dict(zip(map(str, self.target.rows), self.target.seconds, strict=True))
         return {
             "draft": self.draft,
@@ -112,7 +111,16 @@ def cost_table(
 ) -> CostTable:
     """Return the table of these numbers. Raises UserError for rows that are not in rising order,
     none of which is what a plain token costs, or whose seconds are said twice."""
-    by_rows = _by_rows(target, row)
+    if not isinstance(target, Mapping):
+        further = {MOST_NODES + 1: target * (1 + row * MOST_NODES)} if row else {}
+        by_rows = {1: target, **further}
+    elif row:
+        raise UserError(
+            f"cost.row: expected 0 where cost.target says seconds by rows, got {row}. Give one of"
+            " the two"
+        )
+    else:
+        by_rows = dict(target)
     if autoregressive is None and 1 not in by_rows:
         raise UserError(
             "cost.autoregressive: without cost.target.1 nothing says what a plain token costs."
@@ -125,18 +133,6 @@ def cost_table(
             f"cost.target: expected numbers of rows in rising order, got {rows}. Write them so"
         )
     return CostTable(draft, MeasuredCost(rows, list(by_rows.values())), alone, dict(calls or {}))
-
-
-def _by_rows(target: float | Mapping[int, float], row: float) -> dict[int, float]:
-    if not isinstance(target, Mapping):
-        more = {MOST_NODES + 1: target * (1 + row * MOST_NODES)} if row else {}
-        return {1: target, **more}
-    if row:
-        raise UserError(
-            f"cost.row: expected 0 where cost.target says seconds by rows, got {row}. Give one of"
-            " the two"
-        )
-    return dict(target)
 
 
 Rows = Annotated[str, Field(pattern="^[1-9][0-9]{0,8}$")]
@@ -166,18 +162,18 @@ class CostFile(Form):
 def read_cost(
     file: Annotated[Path, "what cost=measure has saved"], key: str = "cost.file"
 ) -> CostTable:
-    """The table of a file that cost=measure, or a person, has written. Raises UserError naming
-    `key` where there is none."""
+    """Return the table of a file that cost=measure, or a person, has written. Raises UserError
+    naming `key` where there is none."""
     remedy = "Measure it: python scripts/tune.py cost=measure"
-    found = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
-    seconds, target = found.seconds.model_dump(exclude_unset=True), found.seconds.target
+    read = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
+    seconds, target = read.seconds.model_dump(exclude_unset=True), read.seconds.target
     if isinstance(target, dict):
         seconds["target"] = {int(rows): value for rows, value in target.items()}
     try:
         table = cost_table(**seconds)
     except UserError as error:
         raise UserError(f"{key}: {file}: {error}") from error
-    return replace(table, pair=found.pair, measured_on=found.measured_on)
+    return replace(table, pair=read.pair, measured_on=read.measured_on)
 
 
 def write_cost(file: Path, facts: Mapping[str, Any]) -> None:
@@ -192,36 +188,27 @@ def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Tr
 
     speculative: stop rule -> traces; plain: autoregressive ones. Raises UserError for too few
     rounds."""
-    rounds = {
-        rule: [round_ for trace in traces for round_ in trace.rounds]
-        for rule, traces in speculative.items()
-    }
-    drafting, by_rows = list[float](), dict[int, list[float]]()
-    for round_ in (round_ for found in rounds.values() for round_ in found):
-        seconds = round_.seconds
-        rest = seconds["target"] + seconds["verify"] + seconds["other"]
-        by_rows.setdefault(len(round_.draft_tokens) + 1, []).append(rest)
-        if round_.draft_forwards:
-            drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
-    target = {
-        rows: median(found) for rows, found in sorted(by_rows.items()) if len(found) >= SAMPLES
-    }
+    drafting = list[float]()
+    by_rows, by_rule = defaultdict[int, list[float]](list), defaultdict[str, list[float]](list)
+    for rule, traces in speculative.items():
+        for round_ in (round_ for trace in traces for round_ in trace.rounds):
+            seconds = round_.seconds
+            rest = seconds["target"] + seconds["verify"] + seconds["other"]
+            by_rows[len(round_.draft_tokens) + 1].append(rest)
+            if round_.draft_forwards:
+                drafting.append((seconds["draft"] + seconds["sample"]) / round_.draft_forwards)
+            if round_.predicted:
+                by_rule[rule].append(seconds["stop"] / len(round_.predicted))
+    enough = sorted(rows for rows, times in by_rows.items() if len(times) >= SAMPLES)
+    target = {rows: median(by_rows[rows]) for rows in enough}
     alone = [sum(round_.seconds.values()) for trace in plain for round_ in trace.rounds]
     if not (drafting and target and alone):
         raise UserError(
             "cost.limit: too few rounds to measure costs on. Raise cost.limit or"
             " cost.max_new_tokens"
         )
-    calls = {
-        rule: [_per_call(round_) for round_ in found if round_.predicted]
-        for rule, found in rounds.items()
-    }
-    per_call = {rule: median(found) for rule, found in calls.items() if found}
-    return cost_table(median(drafting), target, median(alone), per_call)
-
-
-def _per_call(round_: RoundTrace) -> float:
-    return round_.seconds["stop"] / len(round_.predicted)
+    calls = {rule: median(times) for rule, times in by_rule.items()}
+    return cost_table(median(drafting), target, median(alone), calls)
 
 
 @dataclass(frozen=True)
@@ -242,16 +229,16 @@ class Regression:
 
 
 def regress(forwards: NDArray[np.float64], seconds: NDArray[np.float64]) -> Regression:
-    """forwards: [n, 2], N_draft and N_target of each generation; seconds: [n]."""
-    found = np.linalg.lstsq(forwards, seconds, rcond=None)[0]
-    residual = float(((seconds - forwards @ found) ** 2).sum())
+    """Fit `seconds` [n] of generations by their forwards [n, 2], N_draft and N_target."""
+    weights = np.linalg.lstsq(forwards, seconds, rcond=None)[0]
+    residual = float(((seconds - forwards @ weights) ** 2).sum())
     total = float(((seconds - seconds.mean()) ** 2).sum())
     r2 = 1 - residual / total if total else float("nan")
-    return Regression(float(found[0]), float(found[1]), r2, len(seconds))
+    return Regression(float(weights[0]), float(weights[1]), r2, len(seconds))
 
 
 def regress_traces(traces: Iterable[Trace]) -> Regression:
-    """One row per generation; prefill is left out."""
+    """Fit the seconds of generations, a row each; prefill is left out."""
     rows = [
         (sum(r.draft_forwards for r in t.rounds), len(t.rounds), t.decode_seconds) for t in traces
     ]
@@ -271,10 +258,8 @@ def measure_cost(
     advance: Callable[[], object] = lambda: None,
 ) -> MeasuredCost:
     """Time tree forwards of so many `rows` after `context` [n] (all rows siblings; the mask's
-    pattern costs nothing).
-
-    The row counts take turns, so that drift of the machine hits all of them alike.
-    """
+    pattern costs nothing). The row counts take turns, so that drift of the machine hits all of
+    them alike."""
     lm.reset()
     lm.forward(context, logits="none")
     times: dict[int, list[float]] = {count: [] for count in rows}

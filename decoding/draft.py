@@ -32,14 +32,8 @@ class Draft:
     open: int = 0
     drawn_q: Sequence[float] = ()
 
-    @classmethod
-    def chain(cls, tokens: Sequence[int], q: Tensor) -> "Draft":
-        """One path. q: [n, V], the distribution each token was drawn from."""
-        leaf = q.new_zeros(q.shape[-1])
-        return cls(list(range(len(tokens))), list(tokens), [*q, leaf])
-
     def on(self, device: torch.device) -> "Draft":
-        """The same where `device` is the target's: of q, what is read there goes there."""
+        """Return the same where `device` is the target's: of q, what is read there goes there."""
         rows = self.q.rows if isinstance(self.q, Placed) else self.q
         if all(row.device == device for row in rows):
             return self
@@ -50,7 +44,7 @@ class Draft:
 
     @property
     def closed(self) -> int:
-        """Nodes the target is run on, besides row 0."""
+        """Count the nodes the target is run on, besides row 0."""
         return len(self) - self.open
 
     @property
@@ -58,15 +52,12 @@ class Draft:
         return not self.open and self.parent == list(range(len(self)))
 
     def children(self) -> list[list[int]]:
-        """Per row, the rows of its children in draw order."""
-        found: list[list[int]] = [[] for _ in range(len(self) + 1)]
-        for row, parent in enumerate(self.parent, 1):
-            found[parent].append(row)
-        return found
+        """Return for each row the rows of its children in draw order."""
+        return children_of(self.parent)
 
     def rows_to(self, row: int, kept: int | None = None) -> list[int]:
-        """The rows from the root's child to `row`; empty for the root. kept: how many of them at
-        most, where the response has ended before `row`."""
+        """Return the rows from the root's child to `row`; none for the root. kept: how many of them
+        at most, where the response has ended before `row`."""
         rows = list[int]()
         while row > 0:
             rows.append(row)
@@ -74,7 +65,7 @@ class Draft:
         return rows[::-1][:kept]
 
     def path(self, row: int) -> list[int]:
-        """The drafted tokens from the root to `row`, both ends included except the root itself."""
+        """Return the drafted tokens below the root up to `row`, included."""
         return [self.token[step - 1] for step in self.rows_to(row)]
 
 
@@ -91,9 +82,9 @@ class PointMass:
         return self.like.device
 
     def to(self, device: torch.device) -> Tensor:
-        found = torch.zeros(len(self.like), dtype=self.like.dtype, device=device)
-        found[self.token] = 1
-        return found
+        mass = torch.zeros(len(self.like), dtype=self.like.dtype, device=device)
+        mass[self.token] = 1
+        return mass
 
 
 class Placed(Sequence[Tensor]):
@@ -191,16 +182,21 @@ def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=dtype, device=device).expand(count)
 
 
-def depth_first(parents: Sequence[int]) -> list[int]:
-    """Rows of a tree in pre-order, children as they were added. parents: of rows 1, 2, ...; row 0
-    comes first.
-
-    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are
-    contiguous, which keeps the attention mask of the target call in few blocks."""
+def children_of(parents: Sequence[int]) -> list[list[int]]:
+    """Return for each row of a tree the rows of its children. parents: of rows 1, 2, ..."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for row, parent in enumerate(parents, 1):
         children[parent].append(row)
-    order, waiting = list[int](), [0]
+    return children
+
+
+def depth_first(parents: Sequence[int]) -> list[int]:
+    """Return the rows of a tree in pre-order, children as they were added. parents: of rows 1, 2,
+    ...; row 0 comes first.
+
+    Close to the heavy-path order of DySpec, Appendix C: the accepted path and every subtree are
+    contiguous, which keeps the attention mask of the target call in few blocks."""
+    children, order, waiting = children_of(parents), list[int](), [0]
     while waiting:
         row = waiting.pop()
         order.append(row)

@@ -3,7 +3,7 @@ one drawn token as a predictor sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -99,20 +99,6 @@ class DraftStep:
         """Return `unwarped_q` of the last drawn token when it was drawn: never a forward."""
         assert self.tokens, "no token drawn yet"
         return self._tree.drawn_unwarped(self.row)
-
-    def hidden(self) -> Tensor:
-        """Return the draft's hidden states at the last drawn token (the last committed one at
-        first), [len(draft_layers), H]."""
-        return self._tree.hidden(self.row)
-
-    def previous_hidden(self) -> Tensor:
-        """Return those at the last token the draft has already run on, [len(draft_layers), H]:
-        never a forward."""
-        row = self.row
-        if self.tokens and not self._tree.has_run(row):
-            row = self._tree.parent[row - 1]
-        assert self._tree.has_run(row), "the draft has not run on anything yet"
-        return self._tree.hidden(row)
 
     def drawn(self, back: int = 0) -> DrawnToken:
         """Return the last drawn token of the path, or the one `back` tokens before it."""
@@ -270,10 +256,8 @@ class DraftTree:
 
     def unwarped_q(self, row: int) -> Tensor:
         """Return what the draft thinks follows `row`, [V], at temperature 1, unfiltered. Equal to
-        `q` for the default warp.
-
-        Confidence and entropy are read here: a greedy q is always certain.
-        """
+        `q` for the default warp. Confidence and entropy are read here: a greedy q is always
+        certain."""
         if self.warp == PLAIN:
             return self.q(row)
         if row not in self._unwarped:
@@ -299,9 +283,6 @@ class DraftTree:
         """Return the draft's hidden states at `row`, [len(layers), H]."""
         self.run([row])
         return self._hidden[row]
-
-    def has_run(self, row: int) -> bool:
-        return row in self._logits
 
     @property
     def order(self) -> list[int]:
@@ -330,8 +311,7 @@ class DraftTree:
         """Wind the draft's cache back to `committed` - 1 tokens along the accepted path `rows` (of
         `draft()`).
 
-        Nodes the draft has not run on are missing there; the next round catches up.
-        """
+        Nodes the draft has not run on are missing there; the next round catches up."""
         self.wind_back([self.order[row] for row in rows], committed - 1)
 
     def wind_back(self, path: Sequence[int], length: int) -> None:
@@ -350,7 +330,7 @@ class DraftTree:
         self.drawn = [self.drawn[row - 1] for row in rows]
         self.depth = [self.depth[row] for row in names]
         for facts in (*self._facts(), self._cached):
-            kept = _renamed(facts, names)
+            kept = {names[row]: fact for row, fact in facts.items() if row in names}
             facts.clear()
             facts.update(kept)
 
@@ -364,7 +344,7 @@ class DraftTree:
             tree._append(row, self.token[old - 1], self.drawn[old - 1])
         names = {old: new for new, old in enumerate([path[-1], *kept])}
         for facts, earlier in zip(tree._facts(), self._facts(), strict=True):
-            facts.update(_renamed(earlier, names))
+            facts.update((names[row], fact) for row, fact in earlier.items() if row in names)
         return tree
 
     def _facts(self) -> tuple[dict[int, Any], ...]:
@@ -376,8 +356,3 @@ class DraftTree:
         if output.hidden is not None:
             self._hidden |= dict(zip(rows, output.hidden.unbind(1), strict=True))
         self.forwards += 1
-
-
-def _renamed(facts: Mapping[int, Any], names: Mapping[int, int]) -> dict[int, Any]:
-    """Return the facts of the rows that have a name, by it."""
-    return {names[row]: fact for row, fact in facts.items() if row in names}

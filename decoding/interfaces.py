@@ -3,6 +3,7 @@ engine."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -119,36 +120,36 @@ class Pair(Protocol):
 
 
 class StopRule(Protocol):
-    """Ends drafting; never withdraws a drawn token.
+    """Ends drafting; never withdraws a drawn token. One that derives from it says what differs from
+    the defaults here.
 
     draft_layers, target_layers: layers of the two models whose hidden states the rule reads
         (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
     stops_never: whether it leaves the length of a draft to the structure
+    caution: what to know where it was not tuned, "" for nothing
     predicted: what the rule computed this round, one number per decision, for the trace
     """
 
     predicted: list[float]
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
+    stops_never: bool = False
+    caution: str = ""
 
-    @property
-    def draft_layers(self) -> Sequence[int]: ...
+    def begin_round(self, context: RoundContext) -> None:
+        self.predicted = []
 
-    @property
-    def target_layers(self) -> Sequence[int]: ...
-
-    @property
-    def stops_never(self) -> bool: ...
-
-    def begin_round(self, context: RoundContext) -> None: ...
-
+    @abstractmethod
     def should_stop(self, step: DraftStep) -> bool:
         """Asked before each draw, the first included."""
-        ...
 
-    def end_round(self, verdict: Verdict) -> None: ...
+    def end_round(self, verdict: Verdict) -> None:
+        return
 
 
 class DraftStructure(Protocol):
-    """Decides which candidates are drawn, and adds them to the round's tree.
+    """Decides which candidates are drawn, and adds them to the round's tree. One that derives from
+    it says what differs from the defaults here.
 
     shape: what it builds; a verifier says which shapes it is exact for
     sibling_samplers: the distributions it may draw siblings with; None for any
@@ -160,22 +161,18 @@ class DraftStructure(Protocol):
     """
 
     shape: Shape
-    sibling_samplers: Collection[SiblingSampler] | None
-    max_siblings: int | None
-    asks_stop: bool
-    uses_draft: bool
+    sibling_samplers: Collection[SiblingSampler] | None = None
+    max_siblings: int | None = None
+    asks_stop: bool = False
+    uses_draft: bool = True
+    draft_layers: Sequence[int] = ()
+    target_layers: Sequence[int] = ()
 
-    @property
-    def draft_layers(self) -> Sequence[int]: ...
-
-    @property
-    def target_layers(self) -> Sequence[int]: ...
-
+    @abstractmethod
     def grow(self, tree: DraftTree) -> None:
         """Add this round's candidates to `tree`: no drawn token deeper than
         `tree.context.max_depth`, none copied from elsewhere deeper than `tree.context.max_copied`,
         nothing after an EOS. `tree.stop` is the rule to ask."""
-        ...
 
 
 @runtime_checkable

@@ -33,9 +33,8 @@ def pick(probs: Tensor, uniform: Tensor) -> Tensor:
     block = torch.searchsorted(cumulative, point, right=True)
     rest = point - torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_min(0)), 0.0)
     inner = _block(parts, block).cumsum(-1, dtype=torch.float64)
-    below = inner[..., -1:].nextafter(
-        inner.new_zeros(())
-    )  # rounding may have put the point a little outside
+    # Rounding may have put the point a little outside
+    below = inner[..., -1:].nextafter(inner.new_zeros(()))
     return (block * BLOCK + torch.searchsorted(inner, rest.minimum(below), right=True)).squeeze(-1)
 
 
@@ -116,9 +115,9 @@ class DevicePool:
         self._tokens: float | None = None  # that have a probability
 
     def pick(self, uniform: float) -> Draw:
-        """See `Pool`, which draws where a sum made in parts, as a GPU makes it, rose or fell at a
-        token of probability 0. Raises UserError where the distribution is none: the host learns of
-        it here."""
+        """See `Pool`; `HostPool` draws where a sum made in parts, as a GPU makes it, rose or fell
+        at a token of probability 0. Raises UserError where the distribution is none: the host
+        learns of it here."""
         cumulative = self._left.cumsum(-1, dtype=torch.float64)
         mass = cumulative[-1:]
         point = (mass * (uniform * BELOW_ONE)).minimum(mass.nextafter(mass.new_zeros(())))

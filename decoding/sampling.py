@@ -1,9 +1,9 @@
 """The only logit warp, the only random draws, and how siblings of one draft position are drawn."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ class Warp:
     top_p: Annotated[TopP, "share of the probability that the tokens kept have; 1: all"] = 1.0
 
     def __post_init__(self) -> None:
-        """What lossless means rests on this, so it is checked for callers from Python, too."""
-        known = 0 <= self.temperature < math.inf and self.top_k >= 0 and 0 < self.top_p <= 1
-        if not known:
+        if not (0 <= self.temperature < math.inf and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UserError(
                 f"warp: expected temperature >= 0, top_k >= 0 and top_p in (0, 1], got {self}. Give"
                 " others"
@@ -53,21 +51,35 @@ class Warp:
         if self.temperature != 1:
             logits = (logits - logits.amax(-1, keepdim=True)).div_(self.temperature)
         if 0 < self.top_k < logits.shape[-1]:
-            logits = _keep_from(logits, logits.topk(self.top_k).values[..., -1:])
+            smallest = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest, -math.inf)
         probs = torch.threshold_(logits.softmax(-1), SMALLEST, 0.0)
         _refuse_unless_finite(probs[..., 0])  # a softmax is NaN throughout or nowhere
-        return _nucleus(probs, self.top_p) if self.top_p < 1 else probs
+        if self.top_p == 1:
+            return probs
+        # The most probable tokens that hold `top_p` of the mass, renormalised
+        on_host = probs.device.type == "cpu"  # a GPU sorts all of them while the host would wait
+        count = min(TOP_P_CANDIDATES, probs.shape[-1])
+        ranked = probs.topk(count).values if on_host else probs
+        if not on_host or bool((ranked.sum(-1) < self.top_p).any()):
+            ranked = probs.sort(dim=-1, descending=True).values
+        before = ranked.cumsum(-1) - ranked
+        kept = (before < self.top_p).sum(-1, keepdim=True).clamp_min_(1)
+        cut = probs * (probs >= ranked.gather(-1, kept - 1))
+        return cut / cut.sum(-1, keepdim=True)
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Warp":
-        return cls(**values)
-
 
 def _one_hot(logits: Tensor) -> Tensor:
     """Put all mass of each row of `logits` [..., V] on its largest, the lowest id on ties."""
+    if logits.dim() == 1 and logits.device.type == "cpu":  # the row of a round: few calls
+        values, hot = logits.detach().numpy(), torch.zeros_like(logits)
+        token = values.argmax()
+        refuse_unless_finite(values[token])
+        hot.numpy()[token] = 1
+        return hot
     peak = largest(logits)[..., None]
     highest = logits.gather(-1, peak)
     _refuse_unless_finite(highest)
@@ -81,23 +93,6 @@ def _refuse_unless_finite(numbers: Tensor) -> None:
     """Refuse on the CPU; on a GPU the draw does, so that nobody waits for this alone."""
     if numbers.device.type == "cpu":
         refuse_unless_finite((numbers.sum() if numbers.dim() else numbers).item())
-
-
-def _keep_from(logits: Tensor, smallest: Tensor) -> Tensor:
-    return logits.masked_fill(logits < smallest, -math.inf)
-
-
-def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the most probable tokens until they hold `top_p` of the mass, and renormalise."""
-    vocab = probs.shape[-1]
-    there = probs.device.type != "cpu"  # a GPU sorts all of them while the host would wait
-    ranked = probs if there else probs.topk(min(TOP_P_CANDIDATES, vocab)).values
-    if there or bool((ranked.sum(-1) < top_p).any()):
-        ranked = probs.sort(dim=-1, descending=True).values
-    before = ranked.cumsum(-1) - ranked
-    kept = (before < top_p).sum(-1, keepdim=True).clamp_min_(1)
-    cut = probs * (probs >= ranked.gather(-1, kept - 1))
-    return cut / cut.sum(-1, keepdim=True)
 
 
 class Sampler:
@@ -131,9 +126,8 @@ class Sampler:
     def _uniform(self) -> float:
         """Return the next number in [0, 1)."""
         if not self._ahead:
-            self._ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator).tolist()[
-                ::-1
-            ]
+            ahead = torch.rand(AHEAD, dtype=torch.float64, generator=self.generator)
+            self._ahead = ahead.tolist()[::-1]
         return self._ahead.pop()
 
 
@@ -188,21 +182,16 @@ def top_tokens(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
     """Yield the tokens of q from the most probable down (lowest id on ties), nothing drawn: verify
     them as point masses. Raises UserError where q is NaN."""
     left = pool_of(q).distribution()
-    if left.device.type != "cpu":
-        yield from _ranked(left)
+    if left.device.type == "cpu":
+        while bool(left.any()):
+            token = int(left.argmax())
+            mass, left[token] = left[token].item(), 0
+            yield Draw(token, mass)
         return
-    while bool(left.any()):
-        token = int(left.argmax())
-        mass, left[token] = left[token].item(), 0
-        yield Draw(token, mass)
-
-
-def _ranked(q: Tensor) -> Iterator[Draw]:
-    """Sort `q` on its device once, and send its tokens a few at a time."""
-    ranked = q.sort(descending=True, stable=True)
-    for first in range(0, len(q), SENT):
-        some = slice(first, first + SENT)
-        sent = torch.cat([q.sum()[None], ranked.values[some], ranked.indices[some]])
+    ranked = left.sort(descending=True, stable=True)  # once, and sent a few at a time
+    for first in range(0, len(left), SENT):
+        part = slice(first, first + SENT)
+        sent = torch.cat([left.sum()[None], ranked.values[part], ranked.indices[part]])
         total, *both = sent.double().tolist()
         refuse_unless_finite(total)  # no draw notices
         half = len(both) // 2

@@ -31,7 +31,7 @@ class Stopwatch:
         return _Staged(self._switch, stage)
 
     def lap(self) -> dict[Stage, float]:
-        """Seconds per stage since the last lap."""
+        """Return seconds per stage since the last lap."""
         self._switch(self._current)
         seconds, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
         return seconds
@@ -133,7 +133,7 @@ class RoundTrace:
 
     @property
     def accepted_path(self) -> list[int]:
-        """The draft tokens up to `row`."""
+        """Return the draft tokens up to `row`."""
         path, row = list[int](), self.row
         while row > 0:
             path.append(self.draft_tokens[row - 1])
@@ -182,13 +182,11 @@ class Trace:
         return self.seconds - self.prefill_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        del values["stages"]
-        return values
+        return {name: value for name, value in asdict(self).items() if name != "stages"}
 
 
 def write_traces(path: Path, traces: Iterable[Trace]) -> None:
-    """One JSON object per line, with a checksum; the file appears whole or not at all."""
+    """Write one JSON object per line, with a checksum; the file appears whole or not at all."""
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as out:
@@ -198,7 +196,7 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> None:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Raises UserError naming file and line when a line is not a trace."""
+    """Read them. Raises UserError naming file and line when a line is not a trace."""
     form, traces = TypeAdapter(Trace), list[Trace]()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,15 +1,16 @@
 """Draft tokens put to the test, the distributions around them, and what a verification rule says of
 them: where the accepted path ends, and the distribution of the token that follows it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, Verdict
+from decoding.draft import Draft, Shape, Verdict
 from decoding.picking import refuse_unless_finite
-from decoding.sampling import Sampler, Warp
+from decoding.sampling import Sampler, SiblingSampler, Warp, iid
 
 
 @dataclass(frozen=True)
@@ -149,35 +150,51 @@ class DraftPath:
         return list(zip(p, q, strict=True)), sent[len(drawn) :]
 
 
+class ChainVerifier(ABC):
+    """A rule for one path, which is then one for a chain, and for pending tokens."""
+
+    lossless = True
+    siblings: SiblingSampler = staticmethod(iid)
+    shapes: tuple[Shape, ...] = ("chain",)
+    max_siblings = 1
+
+    @abstractmethod
+    def on_path(self, path: DraftPath) -> VerdictDistribution:
+        """Return where on the path it ends: rows of the distribution count the path's tokens."""
+
+    @abstractmethod
+    def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
+        """Draw from `on_path`, reading only what it needs: return the tokens accepted, and the
+        distribution [V] of what follows (None after an open leaf)."""
+
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        return self.on_path(DraftPath.whole(draft, p))
+
+    def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
+        return verdict_at(draft, *self.walk(DraftPath.whole(draft, p), sampler), sampler)
+
+
 def sample_verdict(draft: Draft, distribution: VerdictDistribution, sampler: Sampler) -> Verdict:
-    """The plain way to verify: draw the end of the path, then the token after it."""
+    """Verify the plain way: draw the end of the path, then the token after it."""
     row = sampler.draw(distribution.end_prob).token
-    residual = distribution.residual(row)
-    return verdict_at(draft, row, residual, sampler)
+    return verdict_at(draft, row, distribution.residual(row), sampler)
 
 
 def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler) -> Verdict:
-    """The verdict that ends at `row`, its last token drawn from `residual` [V]."""
+    """Return the verdict that ends at `row`, its last token drawn from `residual` [V]."""
     token = None if residual is None else sampler.draw(residual).token
     return Verdict(row, draft.path(row), token, draft.closed + bool(draft.open))
 
 
 def residual_distribution(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. No mass left
-    means the row is never reached: p itself stands in."""
+    """Return norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. No mass
+    left means the row is never reached: p itself stands in."""
     if isinstance(scale, Tensor):
         short = torch.addcmul(q, p, scale.to(p)[:, None], value=-1).clamp_(max=0)
-        return _normalised_there(short, p)
-    short = torch.sub(q, p, alpha=scale).clamp_(
-        max=0
-    )  # fused: p * scale alone may be subnormal, which is slow
-    if p.device.type != "cpu" or p.dim() > 1:  # nobody waits
-        return _normalised_there(short, p)
-    mass = -short.sum().item()  # all of one sign, so nothing cancels
-    return short.div_(-mass) if mass > 0 else p
-
-
-def _normalised_there(short: Tensor, otherwise: Tensor) -> Tensor:
-    """norm(-short), by rows, without a look at its sums."""
-    total = -short.sum(-1, keepdim=True)
-    return torch.where(total > 0, short.div_(-total), otherwise)
+    else:  # fused: p * scale alone may be subnormal, which is slow
+        short = torch.sub(q, p, alpha=scale).clamp_(max=0)
+    if p.device.type == "cpu" and p.dim() == 1 and not isinstance(scale, Tensor):
+        mass = -short.sum().item()  # all of one sign, so nothing cancels
+        return short.div_(-mass) if mass > 0 else p
+    total = -short.sum(-1, keepdim=True)  # nobody waits for it
+    return torch.where(total > 0, short.div_(-total), p)

@@ -91,13 +91,13 @@ def expected_counts(
 
 
 def in_context(engine: SerialEngine, context: RoundContext, seeds: Sequence[int]) -> Expected:
-    """Return the mean over a draft for each seed. The caches are as `SerialEngine.outlook` has
+    """Return the mean over a draft for each seed. The caches are as `SerialEngine.expected` has
     them."""
     drafts = []
     for seed in seeds:
-        outlook = engine.outlook(context, Sampler.seeded(seed))
-        counts = expected_counts(outlook.draft, outlook.verdict.end_prob, engine.eos_ids)
-        drafts.append((*counts, float(len(outlook.draft)), float(outlook.forwards)))
+        expected = engine.expected(context, Sampler.seeded(seed))
+        counts = expected_counts(expected.draft, expected.verdict.end_prob, engine.eos_ids)
+        drafts.append((*counts, float(len(expected.draft)), float(expected.forwards)))
     return Expected(*np.mean(drafts, axis=0).tolist())
 
 

@@ -109,19 +109,16 @@ class Pending:
 
     @property
     def stage(self) -> Literal["draft", "branch", "pre_verify"]:
-        """What they came from."""
+        """Return what they came from."""
         return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
 
     def chain(self) -> Draft:
-        """What the chain rule tests: the pending tokens, and the unsure one as an open leaf."""
-        count = len(self.q)
-        return Draft(
-            list(range(count)),
-            self.tree.token[:count],
-            [*self.q, self.tree.zero_q()],
-            int(self.unsure),
-            self.tree.drawn[:count],
-        )
+        """Return what the chain rule tests: the pending tokens, and the unsure one as an open
+        leaf."""
+        tree, count = self.tree, len(self.q)
+        q, open_leaves = [*self.q, tree.zero_q()], int(self.unsure)
+        parents = list(range(count))
+        return Draft(parents, tree.token[:count], q, open_leaves, tree.drawn[:count])
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ class Branches:
 
     @property
     def depth(self) -> int:
-        """Draft steps, one after another: copies side by side count once."""
+        """Count draft steps, one after another: copies side by side count once."""
         return max(map(len, self.paths), default=0)
 
 
@@ -204,7 +201,10 @@ class Drafter:
         kept = list(path[1:]) if outcome == ALL else []
         if outcome == SOME:
             self.cut.begin_round(context)
-            kept = self._until_unlikely(pending.tree, path)
+            for above, row in pairwise(path):
+                if DraftStep(pending.tree, above).stopped_by(self.cut):
+                    break
+                kept.append(row)
         accepted = [*range(1, pending.length + 1), path[0]]
         tree = pending.tree.reroot(accepted, kept, context)
         q, ended = [tree.q(row) for row in range(len(kept))], ends(tree, len(kept), context)
@@ -215,9 +215,9 @@ class Drafter:
         pending.tree.wind_back(range(1, accepted + 1), committed - 1)
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
-        """Rows of the candidates after `tip`, and the distribution they were drawn from by the
-        branch rule's sibling distribution. An unsure token comes first; the others are then drawn
-        from the distribution without it.
+        """Return rows of the candidates after `tip`, and the distribution that they were drawn from
+        by the branch rule's sibling distribution. An unsure token comes first; the others are then
+        drawn from the distribution without it.
 
         Point masses are the draft's most probable tokens before its warp, since a greedy
         distribution has but one."""
@@ -225,47 +225,27 @@ class Drafter:
         distribution = tree.unwarped_q(tip) if unwarped_q else tree.q(tip)
         rows = list[int]()
         if unsure:
-            rows, distribution = [tip + 1], _without(distribution, tree.token[tip])
+            rows, distribution = [tip + 1], distribution.clone()
+            distribution[tree.token[tip]] = 0  # zeros where nothing is left
+            mass = distribution.sum(dtype=torch.float64).item()
+            distribution = distribution.div_(mass) if mass > 0 else distribution
         tree.set_q(tip, distribution)
         if not bool(distribution.any()):
             return rows, distribution
         rows = rows or _drawn(tree.draw(tip, self.rule.siblings))
-        width = self._width(tree.drawn_unwarped(rows[0]))
+        width = self.k_max  # what a rule for pairs takes
+        if self.rule.max_siblings is None:
+            width = max(1, int(self.k_max * (1 - tree.drawn_unwarped(rows[0]))))
         while len(rows) < width and (row := tree.draw(tip, self.rule.siblings)) is not None:
             rows.append(row)
         return rows, distribution
 
-    def _width(self, confidence: float) -> int:
-        """Branches, given the first candidate's probability before the warp; a rule for pairs takes
-        `k_max`."""
-        return (
-            self.k_max
-            if self.rule.max_siblings is not None
-            else max(1, int(self.k_max * (1 - confidence)))
-        )
-
-    def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
-        kept = list[int]()
-        for above, row in pairwise(path):
-            if DraftStep(tree, above).stopped_by(self.cut):
-                break
-            kept.append(row)
-        return kept
-
 
 def ends(tree: DraftTree, length: int, context: RoundContext) -> bool:
-    """Whether the last of the first `length` tokens ends the output."""
+    """Return whether the last of the first `length` tokens ends the output."""
     return length > 0 and tree.token[length - 1] in context.eos_ids
 
 
 def _drawn(row: int | None) -> list[int]:
     assert row is not None, "a distribution has at least one token"
     return [row]
-
-
-def _without(distribution: Tensor, token: int) -> Tensor:
-    """norm of `distribution` [V] without `token`; zeros where nothing is left."""
-    left = distribution.clone()
-    left[token] = 0
-    mass = left.sum(dtype=torch.float64).item()
-    return left.div_(mass) if mass > 0 else left

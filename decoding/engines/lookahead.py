@@ -1,27 +1,27 @@
 """Lookahead decoding: the target drafts for itself, with n-grams it has guessed in the same calls
 that verify them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from decoding.draft import Draft, zeros
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.engines.request import Engine, RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.models.recurrent import refuse_recurrent
 from decoding.sampling import Sampler, Warp
-from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.trace import RoundTrace, Stopwatch
 from decoding.verification import WarpedRows
 from decoding.verifiers.point_mass import PointMassVerifier
 
 
 @dataclass(eq=False)
-class LookaheadEngine:
+class LookaheadEngine(Engine):
     """Fu et al. 2024 (2402.02057). The pair's draft model is not used.
 
     One target call runs the last committed token, the known n-grams that begin with it, merged into
@@ -31,11 +31,7 @@ class LookaheadEngine:
     The output distribution is the target's after `warp`: n-grams and window are functions of what
     was committed before the round, and n-grams are verified as point masses, the paper's sampling
     rule. Greedy, the accepted path is the longest match. Unlike there, tokens that n-grams have in
-    common from their beginning run once.
-
-    window: W, columns; ngram: N, tokens of an n-gram with its key; guesses: G, n-grams kept per key
-    and verified per call; prompt_pool: n-grams of the prompt and of the output so far are guesses
-    too"""
+    common from their beginning run once."""
 
     pair: Pair
     window: Annotated[int, Field(ge=1, le=128), "W: positions guessed at side by side"]
@@ -50,27 +46,15 @@ class LookaheadEngine:
         remedy = "Use engine=serial with structure=chain or lookup"
         refuse_recurrent("engine, pair.target", self.pair.target, f"a window of guesses. {remedy}")
 
-    @torch.inference_mode()
-    @on_own_devices
-    def decode(
-        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
-    ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
-        `ends` says so."""
-        start = perf_counter()
-        request = RequestState.open(
-            prompt_ids, max_new_tokens, self.eos_ids, self.pair.target, ends=ends
-        )
+    @contextmanager
+    def session(
+        self, request: RequestState, sampler: Sampler
+    ) -> Iterator[Callable[[], RoundTrace]]:
         prompt = request.committed.tolist()
         prefill(self.pair.target, request.committed)
         pool, window = NgramPool(self.guesses), Window(prompt, self.window, self.ngram)
         self._pool_text(pool, prompt, new=len(prompt))
-        prefill_seconds = perf_counter() - start
-        watch, rounds = Stopwatch(), list[RoundTrace]()
-        while not request.finished:
-            rounds.append(self._round(request, pool, window, watch, sampler))
-        tokens = request.committed[len(prompt) :].tolist()
-        return Trace(len(prompt), tokens, rounds, prefill_seconds, perf_counter() - start)
+        yield partial(self._round, request, pool, window, Stopwatch(), sampler)
 
     def _round(
         self,
@@ -80,51 +64,47 @@ class LookaheadEngine:
         watch: Stopwatch,
         sampler: Sampler,
     ) -> RoundTrace:
-        last = int(request.committed[-1])
+        """Decode one round: one forward over the last committed token, the draft and the window's
+        guesses."""
+        target, last = self.pair.target, int(request.committed[-1])
         with watch.stage("sample"):
-            draft = self._draft(pool.after(last), request.max_new - 1)
-            fits = len(request.committed) + window.depth <= self.pair.target.max_length
-            tokens, parents, newest = window.tree(len(draft) + 1) if fits else ([], [], [])
+            parents, tokens = merged(pool.after(last), request.max_new - 1, self.eos_ids)
+            none = zeros(target.vocab_size, torch.float32, target.output_device)
+            draft = Draft(parents, tokens, [none] * (len(tokens) + 1))  # not drawn: no q to read
+            fits = len(request.committed) + window.depth <= target.max_length
+            guesses, links, newest = window.tree(len(draft) + 1) if fits else ([], [], [])
+        rows = range(len(draft) + 1)
         with watch.stage("target"):
-            logits, ahead = self._run_target(last, draft, tokens, parents, newest)
+            logits = target.forward(
+                torch.tensor([last, *draft.token, *guesses]),
+                torch.tensor([-1, *draft.parent, *links]),
+                logits=[*rows, *newest],
+            ).logits
         with watch.stage("verify"):
-            p = WarpedRows(logits, self.warp)
+            p = WarpedRows(logits[: len(rows)], self.warp)
             verdict = self.verifier.verify(draft.on(p.device), p, sampler)
         committed = request.commit(verdict.emitted)
         path = draft.rows_to(verdict.row, kept=len(committed))
-        self._roll_back(path, len(request.committed))
+        target.keep_path([0, *path])
+        target.crop(len(request.committed) - 1)
         with watch.stage("sample"):
             if fits:
-                pool.add(window.step(last, ahead.argmax(-1).tolist()))
-            self._pool_text(
-                pool, request.committed[-len(committed) - self.ngram :].tolist(), new=len(committed)
-            )
-        return _trace(draft, p, path, committed, len(tokens), watch)
-
-    def _draft(self, ngrams: Iterable[Sequence[int]], depth: int) -> Draft:
-        """The n-grams, keys left out, as a tree of point masses: they were not drawn, so there is
-        no q to read."""
-        parents, tokens = merged(ngrams, depth, self.eos_ids)
-        none = zeros(self.pair.target.vocab_size, torch.float32, self.pair.target.output_device)
-        return Draft(parents, tokens, [none] * (len(tokens) + 1))
-
-    def _run_target(
-        self, last: int, draft: Draft, guesses: list[int], parents: list[int], newest: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """One forward over the last committed token, the draft and the window's guesses.
-
-        Returns logits after the token and every node of the draft [n + 1, V], and after the rows
-        `newest` [W, V]."""
-        tokens, links = _ids([last, *draft.token, *guesses]), _ids([-1, *draft.parent, *parents])
-        drafted = range(len(draft) + 1)
-        logits = self.pair.target.forward(tokens, links, logits=[*drafted, *newest]).logits
-        return logits[: len(drafted)], logits[len(drafted) :]
-
-    def _roll_back(self, path: list[int], committed: int) -> None:
-        """Keep the accepted path, drop the window and everything from the last committed token
-        on."""
-        self.pair.target.keep_path([0, *path])
-        self.pair.target.crop(committed - 1)
+                pool.add(window.step(last, logits[len(rows) :].argmax(-1).tolist()))
+            text = request.committed[-len(committed) - self.ngram :].tolist()
+            self._pool_text(pool, text, new=len(committed))
+        return RoundTrace(
+            draft_tokens=draft.token,
+            draft_parents=draft.parent,
+            draft_q=[1.0] * len(draft),
+            row=[0, *path][-1],
+            accepted=len(path),
+            tokens=committed,
+            predicted=[],
+            draft_forwards=0,
+            draft_p=p.drawn(draft.parent, draft.token),
+            seconds=watch.lap(),
+            extra_rows=len(guesses),
+        )
 
     def _pool_text(self, pool: "NgramPool", text: Sequence[int], new: int) -> None:
         """Pool every n-gram of `text` that ends in one of its last `new` tokens."""
@@ -139,22 +119,21 @@ class NgramPool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._found: dict[
-            int, dict[tuple[int, ...], None]
-        ] = {}  # key -> continuations, latest last
+        # key -> continuations, latest last
+        self._following: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngrams: Iterable[Sequence[int]]) -> None:
         """Each n-gram is its key and what follows it. A known one becomes the latest again."""
         for key, *rest in ngrams:
-            known = self._found.setdefault(key, {})
-            known.pop(tuple(rest), None)
-            known[tuple(rest)] = None
-            if len(known) > self.limit:
-                del known[next(iter(known))]
+            pooled = self._following.setdefault(key, {})
+            pooled.pop(tuple(rest), None)
+            pooled[tuple(rest)] = None
+            if len(pooled) > self.limit:
+                del pooled[next(iter(pooled))]
 
     def after(self, key: int) -> list[tuple[int, ...]]:
         """The continuations of `key`, latest first."""
-        return list(self._found.get(key, ()))[::-1]
+        return list(self._following.get(key, ()))[::-1]
 
 
 class Window:
@@ -183,16 +162,16 @@ class Window:
         return len(self.rows[0]) + len(self.rows) - 1
 
     def tree(self, start: int) -> tuple[list[int], list[int], list[int]]:
-        """Tokens, their parents, and the places of the newest row's columns, where row 0 is the
-        last committed token and `start` the row of the first guess."""
+        """Return tokens, their parents, and the numbers of the newest row's columns, where 0 is the
+        last committed token and `start` the first guess."""
         oldest, *newer = self.rows
-        places = [0, *range(start, start + len(oldest))]
-        parents = places[:-1]
+        columns = [0, *range(start, start + len(oldest))]
+        parents = columns[:-1]
         for row in newer:
             first = start + len(parents)
-            parents += places
-            places = list(range(first, first + len(row)))
-        return [token for row in self.rows for token in row], parents, places
+            parents += columns
+            columns = list(range(first, first + len(row)))
+        return [token for row in self.rows for token in row], parents, columns
 
     def step(self, last: int, guesses: list[int]) -> list[tuple[int, ...]]:
         """Take in `guesses`, the argmax after each column of the newest row, where `last` was the
@@ -212,43 +191,18 @@ class Window:
 def merged(
     paths: Iterable[Sequence[int]], depth: int, eos_ids: frozenset[int]
 ) -> tuple[list[int], list[int]]:
-    """The tree with each of `paths` from its root on, as parents and tokens: no deeper than
-    `depth`, nothing after EOS.
-
-    Siblings are distinct, in the order of the paths.
-    """
+    """Return the tree with each of `paths` from its root on, as parents and tokens: no deeper than
+    `depth`, nothing after EOS. Siblings are distinct, in the order of the paths."""
     parents, tokens = list[int](), list[int]()
-    place: dict[tuple[int, int], int] = {}
+    rows: dict[tuple[int, int], int] = {}
     for path in paths:
         row = 0
         for token in path[:depth]:
-            if (row, token) not in place:
+            if (row, token) not in rows:
                 parents.append(row)
                 tokens.append(token)
-                place[row, token] = len(tokens)
-            row = place[row, token]
+                rows[row, token] = len(tokens)
+            row = rows[row, token]
             if token in eos_ids:
                 break
     return parents, tokens
-
-
-def _ids(values: Sequence[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.long)
-
-
-def _trace(
-    draft: Draft, p: WarpedRows, path: list[int], tokens: list[int], guesses: int, watch: Stopwatch
-) -> RoundTrace:
-    return RoundTrace(
-        draft_tokens=draft.token,
-        draft_parents=draft.parent,
-        draft_q=[1.0] * len(draft),
-        row=[0, *path][-1],
-        accepted=len(path),
-        tokens=tokens,
-        predicted=[],
-        draft_forwards=0,
-        draft_p=p.drawn(draft.parent, draft.token),
-        seconds=watch.lap(),
-        extra_rows=guesses,
-    )

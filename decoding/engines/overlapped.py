@@ -1,13 +1,13 @@
 """Speculative decoding with draft and target side by side: SpecBranch (2506.01979) in a lossless
 form, and PEARL."""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from decoding.draft import RoundContext
 from decoding.engines.branching import (
@@ -18,20 +18,19 @@ from decoding.engines.branching import (
     tokens_after_candidate,
 )
 from decoding.engines.fit import check_overlap_fit, check_runs_beside
-from decoding.engines.overlap_trace import Outcome, drafted, stage_seconds, stage_trace
 from decoding.engines.pipeline import check_pipeline, pipelined
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.engines.request import Engine, RequestState, prefill
 from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.policy import ALL
-from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.trace import STAGES, RoundTrace, Span, Stage, StageTrace, Stopwatch
 from decoding.verification import DraftPath, WarpedRows
 from decoding.verifiers.tree_walk import run_trials, trials_of
 
 
 @dataclass(eq=False)
-class OverlappedEngine:
+class OverlappedEngine(Engine):
     """While the target verifies the pending tokens, the draft goes on beyond them with several
     branches.
 
@@ -90,29 +89,36 @@ class OverlappedEngine:
             check_pipeline(self.pair)
         self._workers: Workers | None = None
 
-    @torch.inference_mode()
-    @on_own_devices
-    def decode(
-        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
-    ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
-        `ends` says so."""
-        begin = perf_counter()
+    @property
+    def runs_draft(self) -> bool:
+        return True
+
+    @contextmanager
+    def session(
+        self, request: RequestState, sampler: Sampler
+    ) -> Iterator[Callable[[], RoundTrace]]:
         if self._workers:
             self._workers.join()
         target, draft = self.pair.target, self.pair.draft
-        request = RequestState.open(
-            prompt_ids, max_new_tokens, self.eos_ids, target, draft, ends=ends
-        )
-        prompt_tokens = len(request.committed)
-        self._workers = Workers(target, draft, begin, self.overlap, self.draft_threads)
+        self._workers = Workers(target, draft, request.began, self.overlap, self.draft_threads)
         with self._workers as workers, pipelined(self.pair, self.pipeline):
-            session = _Session(self, request, workers, sampler)
-            session.prefill()
-            prefill_seconds = perf_counter() - begin
-            rounds = session.rounds()
-        tokens = request.committed[prompt_tokens:].tolist()
-        return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - begin)
+            yield _Session(self, request, workers, sampler).decode_round
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes
+    on; ended: the response ends before any of them that is not here."""
+
+    accepted: int
+    branch: int | None
+    token: int | None
+    ended: bool = False
+
+    def kept(self, tokens: int) -> "_Outcome":
+        """Return the same with the first `tokens` committed tokens alone."""
+        emitted = self.accepted + ((self.branch, self.token) != (None, None))
+        return self if tokens == emitted else _Outcome(tokens, None, None, ended=True)
 
 
 class _Session:
@@ -121,12 +127,12 @@ class _Session:
     def __init__(
         self, engine: OverlappedEngine, request: RequestState, workers: Workers, sampler: Sampler
     ) -> None:
-        self.engine = engine
-        self.request = request
-        self.workers = workers
+        """Fill both caches with the prompt."""
+        self.engine, self.request, self.workers = engine, request, workers
+        self.target, self.draft = engine.pair.target, engine.pair.draft
         self.layers = engine.classes.target_layers
         self.drafter = Drafter(
-            engine.pair.draft,
+            self.draft,
             engine.draft_warp,
             engine.branch_rule,
             engine.classes.confidence,
@@ -137,42 +143,28 @@ class _Session:
         self.continuation = tokens_after_candidate(gamma, predicted, engine.a_priori)
         self.sampler = sampler.fork()
         self.watch = Stopwatch()
-        self.hidden: Tensor | None = None
         self.round = 0
-        self.forwards = 0  # of the draft, up to this round
-        self.alone = 0
-
-    def prefill(self) -> None:
-        target, draft = self.engine.pair.target, self.engine.pair.draft
-        prompt = self.request.committed
-        verified = self.workers.target.submit("prefill", prefill, target, prompt, self.layers)
-        both(verified, self.workers.draft.submit("prefill", prefill, draft, prompt))
+        self.pending: Pending | None = None
+        prompt = request.committed
+        verified = workers.target.submit("prefill", prefill, self.target, prompt, self.layers)
+        both(verified, workers.draft.submit("prefill", prefill, self.draft, prompt))
         self.hidden = verified.result()
-        self.forwards = self.engine.pair.draft.forwards
-        self.workers.spans()
+        workers.spans()
 
-    def rounds(self) -> list[RoundTrace]:
-        found, pending = list[RoundTrace](), None
-        while not self.request.finished:
-            self.alone = 0
-            pending, trace = self._branch_stage(self._draft_stage() if pending is None else pending)
-            found.append(trace)
-            self.round += 1
-        return found
-
-    def _draft_stage(self) -> Pending:
-        context = self._context()
-        outcome = None if self.engine.pre_verify else self._classify(context)
-        pending = self.workers.draft.submit(
-            "draft stage", self.drafter.start, context, outcome
-        ).result()
-        self.alone = self.engine.pair.draft.forwards - self.forwards
-        return pending
-
-    def _branch_stage(self, pending: Pending) -> tuple[Pending | None, RoundTrace]:
-        """One target call. Returns what is pending next, None after a rejection."""
-        context = self._context()
-        goes_on = self._class_ahead(pending, context)
+    def decode_round(self) -> RoundTrace:
+        """One target call, after a draft stage where nothing is pending."""
+        engine, request = self.engine, self.request
+        forwards, alone = self.draft.forwards, 0
+        context, pending = self._context(), self.pending
+        if pending is None:
+            limit = None if engine.pre_verify else self._classify(context)
+            start = self.workers.draft.submit("draft stage", self.drafter.start, context, limit)
+            pending = start.result()
+            alone = self.draft.forwards - forwards
+        goes_on = ALL
+        if engine.a_priori:  # a draft stage has just asked
+            asked = None if pending.continued else pending.outcome
+            goes_on = self._classify(context) if asked is None else asked
         forward = self.workers.target.submit("verify", self._run_target, context, pending)
         spawned = self.workers.draft.submit(
             "branch stage", self.drafter.branch, pending, context, goes_on, self.continuation
@@ -180,34 +172,41 @@ class _Session:
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
-            p = WarpedRows(output.logits, self.engine.warp)
+            p = WarpedRows(output.logits, engine.warp)
             outcome = self._verify(pending, branches, p)
-        self._note(pending, branches, outcome)
-        tokens = self.request.commit(self._emitted(pending, branches, outcome))
+        branched = outcome.branch is not None
+        tested = outcome.accepted < pending.length or bool(branches.paths)
+        request.note(outcome.accepted + branched, rejected=tested and not branched)
+        emitted, drawn = pending.tokens[: outcome.accepted], outcome.token
+        if outcome.branch is not None:
+            drawn = pending.tree.token[branches.paths[outcome.branch][0] - 1]
+        tokens = request.commit(emitted if drawn is None else [*emitted, drawn])
         outcome = outcome.kept(len(tokens))
         self.hidden = None if output.hidden is None else output.hidden[:, outcome.accepted]
-        following = self._settle(pending, branches, outcome, goes_on)
-        trace = self._trace(pending, branches, p, outcome, tokens, following)
+        self.pending = self._settle(pending, branches, outcome, goes_on)
+        trace = self._trace(pending, branches, p, outcome, tokens, alone)
+        trace.draft_forwards = self.draft.forwards - forwards
         trace.beyond_draft = context.beyond_draft
-        return following, trace
+        self.round += 1
+        return trace
 
     def _run_target(self, context: RoundContext, pending: Pending) -> LMOutput:
-        """Logits [length + 1, V] after the last committed token and every pending one."""
+        """Return logits [length + 1, V] after the last committed token and every pending one."""
         tokens = torch.cat([context.committed[-1:], torch.tensor(pending.tokens, dtype=torch.long)])
-        return self.engine.pair.target.forward(tokens, hidden=self.layers)
+        return self.target.forward(tokens, hidden=self.layers)
 
-    def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> Outcome:
-        """The pending tokens by the chain rule, an unsure one with them; then the branches' first
-        tokens."""
+    def _verify(self, pending: Pending, branches: Branches, p: WarpedRows) -> _Outcome:
+        """Test the pending tokens by the chain rule, an unsure one with them; then the branches'
+        first tokens."""
         chain, sampler = pending.chain().on(p.device), self.sampler
         path = DraftPath(chain, p, range(len(chain) + 1), p[0])
         accepted, left = self.engine.chain_rule.walk(path, sampler)
         if left is None:
-            return Outcome(pending.length, 0, None)
+            return _Outcome(pending.length, 0, None)
         if accepted < pending.length:
-            return Outcome(accepted, None, sampler.draw(left).token)
+            return _Outcome(accepted, None, sampler.draw(left).token)
         if pending.ended:
-            return Outcome(accepted, None, None)
+            return _Outcome(accepted, None, None)
         first = int(pending.unsure)
         candidates = [pending.tree.token[rows[0] - 1] for rows in branches.paths[first:]]
         if candidates:
@@ -215,45 +214,26 @@ class _Session:
             trials = trials_of(self.engine.branch_rule, left, q, candidates)
             branch, rest = run_trials(trials, sampler)
             if rest is None:
-                return Outcome(accepted, first + branch, None)
+                return _Outcome(accepted, first + branch, None)
             left = rest
-        return Outcome(accepted, None, sampler.draw(left).token)
-
-    def _note(self, pending: Pending, branches: Branches, outcome: Outcome) -> None:
-        branched = outcome.branch is not None
-        tested = outcome.accepted < pending.length or bool(branches.paths)
-        self.request.note(outcome.accepted + branched, rejected=tested and not branched)
-
-    def _emitted(self, pending: Pending, branches: Branches, outcome: Outcome) -> list[int]:
-        accepted = pending.tokens[: outcome.accepted]
-        if outcome.branch is not None:
-            return [*accepted, pending.tree.token[branches.paths[outcome.branch][0] - 1]]
-        return accepted if outcome.token is None else [*accepted, outcome.token]
+        return _Outcome(accepted, None, sampler.draw(left).token)
 
     def _settle(
-        self, pending: Pending, branches: Branches, outcome: Outcome, goes_on: int
+        self, pending: Pending, branches: Branches, outcome: _Outcome, goes_on: int
     ) -> Pending | None:
         """Roll both caches back after a rejection; after an accepted branch the draft keeps what
-        posterior selection retains of it, and the target's cache is as it should be."""
+        posterior selection retains of it, and the target's cache is as it should be. Returns what
+        is pending next, None after a rejection."""
         committed = len(self.request.committed)
-        self.engine.pair.target.crop(min(self.engine.pair.target.length, committed - 1))
+        self.target.crop(min(self.target.length, committed - 1))
+        submit = self.workers.draft.submit
         if outcome.branch is None or self.request.finished:
-            self.workers.draft.submit(
-                "roll back", self.drafter.roll_back, pending, outcome.accepted, committed
-            ).result()
+            back = self.drafter.roll_back, pending, outcome.accepted, committed
+            submit("roll back", *back).result()
             return None
         context, path = self._context(), branches.paths[outcome.branch]
         kept = goes_on if self.engine.a_priori else self._classify(context)
-        return self.workers.draft.submit(
-            "keep", self.drafter.keep, pending, path, context, kept
-        ).result()
-
-    def _class_ahead(self, pending: Pending, context: RoundContext) -> int:
-        if not self.engine.a_priori:
-            return ALL
-        if pending.outcome is None or pending.continued:
-            return self._classify(context)
-        return pending.outcome  # a draft stage has just asked
+        return submit("keep", self.drafter.keep, pending, path, context, kept).result()
 
     def _classify(self, context: RoundContext) -> int:
         with self.watch.stage("stop"):
@@ -267,25 +247,53 @@ class _Session:
         pending: Pending,
         branches: Branches,
         p: WarpedRows,
-        outcome: Outcome,
+        outcome: _Outcome,
         tokens: list[int],
-        following: Pending | None,
+        alone: int,
     ) -> RoundTrace:
-        draft, spans = self.engine.pair.draft, self.workers.spans()
-        forwards, self.forwards = draft.forwards - self.forwards, draft.forwards
-        stages = stage_trace(pending, branches, outcome, following, self.alone, spans)
-        drawn, parents, q = drafted(pending, branches)
+        """Put to the test were the pending tokens, then the first token of each branch."""
+        tree, spans = pending.tree, self.workers.spans()
+        rollback, waste = pending.length - outcome.accepted + branches.depth, 0
+        if outcome.branch is not None:
+            kept = self.pending.length if self.pending else 0
+            rollback, waste = 0, branches.depth - 1 - kept
+        elif outcome.ended:
+            rollback, waste = 0, rollback
+        overlap = StageTrace(
+            stage=pending.stage,
+            outcome=pending.outcome,
+            pending=pending.length,
+            draft_steps=pending.steps + branches.depth - pending.unsure,
+            alone=alone,
+            branches=[[tree.token[row - 1] for row in path] for path in branches.paths],
+            rollback=rollback,
+            waste=waste,
+            spans=spans,
+        )
+        drawn = [*pending.tokens, *(path[0] for path in overlap.branches)]
+        parents = [*range(pending.length), *[pending.length] * len(branches.paths)]
+        firsts = [path[0] for path in branches.paths[int(pending.unsure) :]]
+        rows = [*range(1, len(pending.q) + 1), *firsts]
         end = outcome.accepted if outcome.branch is None else pending.length + 1 + outcome.branch
         return RoundTrace(
             draft_tokens=drawn,
             draft_parents=parents,
-            draft_q=q,
+            draft_q=[tree.drawn[row - 1] for row in rows],
             row=end,
             accepted=outcome.accepted + (outcome.branch is not None),
             tokens=tokens,
             predicted=[] if pending.outcome is None else [float(pending.outcome)],
-            draft_forwards=forwards,
+            draft_forwards=0,
             draft_p=p.drawn(parents, drawn),
-            seconds=stage_seconds(self.watch.lap(), self.drafter.watch.lap(), spans),
-            overlap=stages,
+            seconds=self._seconds(spans),
+            overlap=overlap,
         )
+
+    def _seconds(self, spans: Sequence[Span]) -> dict[Stage, float]:
+        """Return the seconds of the engine's own stages, the draft's and the target's; `other` is
+        what is left while they run in turn."""
+        engine, models = self.watch.lap(), self.drafter.watch.lap()
+        models["target"] = sum(span.end - span.start for span in spans if span.worker == "target")
+        models["other"] = 0.0
+        engine["other"] = max(0.0, engine["other"] - sum(models.values()))
+        return {stage: engine[stage] + models[stage] for stage in STAGES}

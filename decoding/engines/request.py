@@ -1,18 +1,21 @@
-"""One request in progress: what is committed, how much may follow, and whether it has ended."""
+"""One request from its prompt to its trace: what every engine shares, and what of the request is
+committed, how much may follow, and whether it has ended."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from threading import Condition, get_ident
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from decoding.draft import RoundContext
 from decoding.interfaces import LM, Pair
+from decoding.sampling import Sampler
+from decoding.trace import RoundTrace, Trace
 from runtime.errors import UserError
 
 Prompt = Sequence[int] | Tensor
@@ -27,7 +30,7 @@ committed text alone, so the distribution stays that of the target stopped in th
 class RequestState:
     """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
     its first n; max_new: tokens that may still be committed; verdicts, draft_context: those of
-    `RoundContext`."""
+    `RoundContext`; began: `perf_counter` then."""
 
     text: Tensor
     committed: Tensor
@@ -38,6 +41,7 @@ class RequestState:
     ends: Ends | None = None
     draft_context: int | None = None
     warned: bool = False
+    began: float = field(default_factory=perf_counter)
 
     @classmethod
     def open(
@@ -55,6 +59,7 @@ class RequestState:
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
+        began = perf_counter()
         prompt = torch.as_tensor(prompt_ids, dtype=torch.long).cpu()
         context = target.max_length
         if not len(prompt):
@@ -69,10 +74,12 @@ class RequestState:
         target.reset()
         if draft is not None:
             draft.reset()
-        room = min(max_new_tokens, context - len(prompt))
-        text = torch.cat([prompt, prompt.new_zeros(room)])
+        max_new = min(max_new_tokens, context - len(prompt))
+        text = torch.cat([prompt, prompt.new_zeros(max_new)])
         held = None if draft is None else draft.max_length
-        return cls(text, text[: len(prompt)], room, eos_ids, ends=ends, draft_context=held)
+        return cls(
+            text, text[: len(prompt)], max_new, eos_ids, ends=ends, draft_context=held, began=began
+        )
 
     @property
     def finished(self) -> bool:
@@ -123,12 +130,73 @@ class RequestState:
         return appended
 
 
+class Engine(ABC):
+    """Decodes one request after another with the models of `pair`.
+
+    records_drafts: whether a trace says what was drafted; caution: what to know where nothing was
+    tuned for the engine, "" for nothing"""
+
+    pair: Pair
+    eos_ids: frozenset[int]
+    records_drafts = True
+
+    @property
+    def caution(self) -> str:
+        return ""
+
+    @property
+    def runs_draft(self) -> bool:
+        """Whether it uses the draft model of its pair."""
+        return False
+
+    @abstractmethod
+    def session(
+        self, request: RequestState, sampler: Sampler
+    ) -> AbstractContextManager[Callable[[], RoundTrace]]:
+        """Return a context that fills the caches with the prompt, and inside of which each call of
+        what it gives decodes one round: it commits tokens to `request` and returns the trace."""
+
+    def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
+        """Do what must be done before anything is timed. Returns in a line why the engine cannot
+        run here, None where it can."""
+        return None
+
+    @torch.inference_mode()
+    def decode(
+        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
+    ) -> Trace:
+        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
+        `ends` says so.
+
+        Meanwhile the outputs of both models stay on the devices that made them, and no other thread
+        decodes with either: it waits. Raises UserError where the same thread does, inside a
+        callback of the first call."""
+        with _alone((self.pair.target, self.pair.draft)):
+            request = RequestState.open(
+                prompt_ids,
+                max_new_tokens,
+                self.eos_ids,
+                self.pair.target,
+                self.pair.draft if self.runs_draft else None,
+                ends=ends,
+            )
+            prompt_tokens, rounds = len(request.committed), list[RoundTrace]()
+            with self.session(request, sampler) as decode_round:
+                prefill_seconds = perf_counter() - request.began
+                while not request.finished:
+                    rounds.append(decode_round())
+            tokens = request.committed[prompt_tokens:].tolist()
+            seconds = perf_counter() - request.began
+            return Trace(prompt_tokens, tokens, rounds, prefill_seconds, seconds)
+
+
 _idle = Condition()
 
 
 @contextmanager
-def alone(models: Sequence[LM]) -> Iterator[None]:
-    """Wait until no other thread is inside with one of `models`, each of which has one cache."""
+def _alone(models: Sequence[LM]) -> Iterator[None]:
+    """Wait until no other thread is inside with one of `models`, each of which has one cache, and
+    leave their outputs where they are made."""
     thread = get_ident()
     with _idle:
         if any(lm.user == thread for lm in models):
@@ -139,38 +207,16 @@ def alone(models: Sequence[LM]) -> Iterator[None]:
         _idle.wait_for(lambda: all(lm.user is None for lm in models))
         for lm in models:
             lm.user = thread
+    before = [lm.output_device for lm in models]
     try:
+        for lm in models:
+            lm.output_device = lm.device
         yield
     finally:
         with _idle:
-            for lm in models:
-                lm.user = None
+            for lm, device in zip(models, before, strict=True):
+                lm.user, lm.output_device = None, device
             _idle.notify_all()
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def on_own_devices(decode: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Wrap a method of an engine, inside of which the outputs of both models of its `pair` stay on
-    the devices that made them, and no other thread decodes with either: it waits. Raises UserError
-    where the same thread does, inside a callback of the first call."""
-
-    @wraps(decode)
-    def run(self: Any, *arguments: P.args, **options: P.kwargs) -> T:
-        models = [self.pair.target, self.pair.draft]
-        with alone(models):
-            before = [lm.output_device for lm in models]
-            for lm in models:
-                lm.output_device = lm.device
-            try:
-                return decode(self, *arguments, **options)
-            finally:
-                for lm, device in zip(models, before, strict=True):
-                    lm.output_device = device
-
-    return run
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:

@@ -1,8 +1,10 @@
 """Speculative decoding, draft and target in turn: grow a draft, run the target on it once, verify,
 roll back."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from itertools import count
 from typing import Annotated
 
 import torch
@@ -11,15 +13,15 @@ from torch import Tensor
 from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
-from decoding.engines.request import Ends, Prompt, RequestState, on_own_devices, prefill
+from decoding.engines.request import Engine, RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
-from decoding.trace import RoundTrace, Stopwatch, Trace
+from decoding.trace import RoundTrace, Stopwatch
 from decoding.verification import VerdictDistribution, WarpedRows
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ExpectedVerdict:
     """A draft, the distribution of its verdict, and the forwards of the draft model that made
     it."""
 
@@ -29,7 +31,7 @@ class Outlook:
 
 
 @dataclass(eq=False)
-class SerialEngine:
+class SerialEngine(Engine):
     """Leviathan et al. 2023 with the structure, stop rule and verifier of your choice.
 
     Beyond the draft's context the target decodes alone, with copies of the text where a structure
@@ -52,31 +54,30 @@ class SerialEngine:
         check_fit(self.structure, self.stop, self.verifier)
         self.target_layers = (*self.stop.target_layers, *self.structure.target_layers)
 
-    @torch.inference_mode()
-    @on_own_devices
-    def decode(
-        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
-    ) -> Trace:
-        """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
-        `ends` says so."""
-        start = perf_counter()
-        target, draft = self.pair.target, self.pair.draft
-        used = draft if self.structure.uses_draft else None
-        request = RequestState.open(
-            prompt_ids, max_new_tokens, self.eos_ids, target, used, ends=ends
-        )
-        prompt_tokens = len(request.committed)
-        hidden = prefill(target, request.committed, self.target_layers)
-        if self.structure.uses_draft:  # after the target, whose states a draft may read
-            prefill(draft, request.committed)
-        prefill_seconds = perf_counter() - start
-        watch, rounds = Stopwatch(), list[RoundTrace]()
-        while not request.finished:
-            context = request.context(self.pair, len(rounds), hidden)
+    @property
+    def runs_draft(self) -> bool:
+        return self.structure.uses_draft
+
+    @property
+    def caution(self) -> str:
+        return self.stop.caution
+
+    @contextmanager
+    def session(
+        self, request: RequestState, sampler: Sampler
+    ) -> Iterator[Callable[[], RoundTrace]]:
+        hidden = prefill(self.pair.target, request.committed, self.target_layers)
+        if self.runs_draft:  # after the target, whose states a draft may read
+            prefill(self.pair.draft, request.committed)
+        watch, rounds = Stopwatch(), count()
+
+        def decode_round() -> RoundTrace:
+            nonlocal hidden
+            context = request.context(self.pair, next(rounds), hidden)
             hidden, trace = self._round(request, context, watch, sampler)
-            rounds.append(trace)
-        tokens = request.committed[prompt_tokens:].tolist()
-        return Trace(prompt_tokens, tokens, rounds, prefill_seconds, perf_counter() - start)
+            return trace
+
+        yield decode_round
 
     def _round(
         self, request: RequestState, context: RoundContext, watch: Stopwatch, sampler: Sampler
@@ -94,30 +95,35 @@ class SerialEngine:
         path = draft.rows_to(verdict.row, kept=len(tokens))
         self._roll_back(tree, draft, path, len(request.committed))
         hidden = None if output.hidden is None else output.hidden[:, [0, *path][len(tokens) - 1]]
-        trace = self._trace(tree, draft, p, path, tokens)
-        trace.beyond_draft = context.beyond_draft
-        return hidden, trace
+        return hidden, RoundTrace(
+            draft_tokens=draft.token,
+            draft_parents=draft.parent,
+            draft_q=list(draft.drawn_q),
+            row=[0, *path][-1],
+            accepted=len(path),
+            tokens=tokens,
+            predicted=list(self.stop.predicted),
+            draft_forwards=tree.forwards,
+            draft_p=p.drawn(draft.parent, draft.token),
+            seconds=watch.lap(),
+            beyond_draft=context.beyond_draft,
+        )
 
     @torch.inference_mode()
-    def outlook(self, context: RoundContext, sampler: Sampler) -> Outlook:
-        """One draft and every verdict it may get. Both caches must hold `context.committed` but its
-        last token (a draft's that is not run may hold less), and are left so."""
+    def expected(self, context: RoundContext, sampler: Sampler) -> ExpectedVerdict:
+        """Draw one draft and return every verdict it may get. Both caches must hold
+        `context.committed` but its last token (a draft's that is not run may hold less), and are
+        left so."""
         tree, draft, output = self._draft(context, Stopwatch(), sampler)
-        found = self.verifier.distribution(draft, self.warp.probs(output.logits))
+        verdict = self.verifier.distribution(draft, self.warp.probs(output.logits))
         self._roll_back(tree, draft, [], len(context.committed))
-        return Outlook(draft, found, tree.forwards)
+        return ExpectedVerdict(draft, verdict, tree.forwards)
 
     def _draft(
         self, context: RoundContext, watch: Stopwatch, sampler: Sampler
     ) -> tuple[DraftTree, Draft, LMOutput]:
-        """A draft, and what the target says of it in one call."""
-        tree = self._propose(context, watch, sampler)
-        draft = tree.draft()
-        with watch.stage("target"):
-            output = self._run_target(context, draft)
-        return tree, draft.on(output.logits.device), output
-
-    def _propose(self, context: RoundContext, watch: Stopwatch, sampler: Sampler) -> DraftTree:
+        """Grow a draft, and run the target once on the last committed token and every node that is
+        no open leaf."""
         with watch.stage("stop"):
             self.stop.begin_round(context)
         layers = (*self.stop.draft_layers, *self.structure.draft_layers)
@@ -132,15 +138,13 @@ class SerialEngine:
             sampler,
         )
         self.structure.grow(tree)
-        return tree
-
-    def _run_target(self, context: RoundContext, draft: Draft) -> LMOutput:
-        """Logits [closed + 1, V] after the last committed token and every node that is no open
-        leaf."""
-        above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
-        tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
-        parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
-        return self.pair.target.forward(tokens, parents, hidden=self.target_layers)
+        draft = tree.draft()
+        with watch.stage("target"):
+            above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
+            tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
+            parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
+            output = self.pair.target.forward(tokens, parents, hidden=self.target_layers)
+        return tree, draft.on(output.logits.device), output
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
         """Keep the accepted path in both caches and drop everything from the last committed token
@@ -149,19 +153,3 @@ class SerialEngine:
         target.keep_path([0, *(row for row in path if row <= draft.closed)])
         target.crop(committed - 1)
         tree.settle(path, committed)
-
-    def _trace(
-        self, tree: DraftTree, draft: Draft, p: WarpedRows, path: list[int], tokens: list[int]
-    ) -> RoundTrace:
-        return RoundTrace(
-            draft_tokens=draft.token,
-            draft_parents=draft.parent,
-            draft_q=list(draft.drawn_q),
-            row=[0, *path][-1],
-            accepted=len(path),
-            tokens=tokens,
-            predicted=list(self.stop.predicted),
-            draft_forwards=tree.forwards,
-            draft_p=p.drawn(draft.parent, draft.token),
-            seconds=tree.watch.lap(),
-        )

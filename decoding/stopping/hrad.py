@@ -11,14 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.asking import ask
+from decoding.asking import ask, load_asked
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
-from decoding.stopping.base import TunableRule, in_chunks, matrix_of, refuse_older
+from decoding.stopping.base import TunableRule, probabilities, refuse_older
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.policy import ALL, NEVER, NONE, SOME, Policy
 from decoding.stopping.rollout_table import RolloutTable
-from predictors.base import Predictor, Records, load_predictor, read_config
+from predictors.base import Records, read_config
 from predictors.calibration import balanced
 from predictors.features.layers import RecordedLayers
 from predictors.inputs import readable
@@ -68,8 +68,14 @@ class HRADStop(TunableRule):
         ] = None,
     ) -> None:
         super().__init__()
-        self.predictor = load_classifier(checkpoint)
-        self.balance, self.none = self._checked(balance, checkpoint), none
+        wanted = "predict a round's outcome as none, some or all", self.training
+        self.predictor = load_asked(checkpoint, KEY, "round", 3, *wanted)
+        if balance != 1 and not self.predictor.calibration.log_prior:
+            raise UserError(
+                f"stop.balance: {checkpoint} stores no class priors that {balance} could weigh."
+                " Use 1"
+            )
+        self.balance, self.none = balance, none
         trained = read_config(pathlib.Path(checkpoint), KEY)
         self.gamma: int = trained["gamma"]
         self.trained_gamma = self.gamma
@@ -115,43 +121,19 @@ class HRADStop(TunableRule):
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n], the class of each round."""
-        outcome = in_chunks(self.decide, matrix_of(self.predictor, records, layers))
+        outcome = self.decide(probabilities(self.predictor, records, layers))
         return {self.outcomes: outcome, **self.confidence.predictions(records, layers)}
 
-    def _checked(self, balance: float, checkpoint: Path) -> float:
-        if balance != 1 and not self.predictor.calibration.log_prior:
-            raise UserError(
-                f"stop.balance: {checkpoint} stores no class priors that {balance} could weigh."
-                " Use 1"
-            )
-        return balance
-
     def classify(self, context: RoundContext) -> int:
-        """The class of what is drafted after `context.committed`."""
         if not readable(self.predictor.inputs, context):
             return SOME
-        return int(self._of(ask(self.predictor, context)))
+        return int(self.decide(ask(self.predictor, context)))
 
-    def decide(self, inputs: Tensor) -> Tensor:
-        """[n] classes of inputs [n, D]."""
-        return self._of(self.predictor.predict_proba(inputs))
-
-    def _of(self, probs: Tensor) -> Tensor:
-        """[n] classes of what the predictor says [n, C]."""
+    def decide(self, probs: Tensor) -> Tensor:
+        """Return the classes [n] of what the predictor says [n, C]."""
         if self.none is not None:
             return torch.where(probs[:, NONE] > self.none, NONE, SOME)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)
 
 
 RULE = HRADStop
-
-
-def load_classifier(checkpoint: Path) -> Predictor:
-    """A predictor of three classes that is asked before a round, or UserError."""
-    predictor = load_predictor(checkpoint, key=KEY)
-    if len(predictor.classes) != 3 or predictor.when != "round":
-        raise UserError(
-            f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not predict a round's"
-            f" outcome as none, some or all. Train one that does: {HRADStop.training}"
-        )
-    return predictor

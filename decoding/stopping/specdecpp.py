@@ -9,18 +9,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from decoding.asking import ask
+from decoding.asking import ask, load_asked
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
-from decoding.stopping.base import TunableRule, in_chunks, matrix_of
+from decoding.stopping.base import TunableRule, probabilities
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
-from predictors.base import Predictor, Records, load_predictor
+from predictors.base import Records
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength, Path, Probability, Says
-
-KEY = "stop.checkpoint"
 
 
 class SpecDecPPStop(TunableRule):
@@ -64,12 +62,23 @@ class SpecDecPPStop(TunableRule):
     ) -> None:
         super().__init__()
         self.threshold, self.order = threshold, order
-        self.least, self.most = _checked(bounds)
-        self.predictor = load_head(checkpoint)
+        self.least, self.most = bounds
+        if self.least > self.most:
+            raise UserError(
+                f"stop.bounds: expected the smaller number first, got {list(bounds)}. The paper's"
+                " code has [2, 20]"
+            )
+        wanted = "score draft tokens", self.training
+        self.predictor = load_asked(checkpoint, "stop.checkpoint", "token", 2, *wanted)
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
         self.columns = inputs.columns("token")
-        self.caution = _caution(self.threshold, self.predictor, checkpoint)
+        calibration = self.predictor.calibration
+        if calibration.method != "none" or not calibration.survival.is_product:
+            self.caution = (
+                f"threshold {threshold} is not tuned, and {checkpoint} is calibrated: the paper's"
+                " 0.7 is for a head as it is trained. Tune it: python scripts/tune.py"
+            )
         self.survival = f"survival by {checkpoint}"  # column of a table
 
     @classmethod
@@ -86,10 +95,14 @@ class SpecDecPPStop(TunableRule):
             return True
         if step.count > (1 if self.order == "code" else 0):
             self.predicted.append(self._acceptance(step))
-            self._all_accepted = self.predictor.calibration.survival(torch.tensor(self.predicted))[
-                -1
-            ].item()
+            survival = self.predictor.calibration.survival(torch.tensor(self.predicted))
+            self._all_accepted = survival[-1].item()
         return step.count >= self.least and 1 - self._all_accepted > self.threshold
+
+    def _acceptance(self, step: DraftStep) -> float:
+        """Return f of the last drawn token ("paper") or of the one before it ("code")."""
+        drawn = step.drawn(back=0 if self.order == "paper" else 1)
+        return ask(self.predictor, self._context, drawn).item()
 
     def policy(self, table: RolloutTable) -> Policy:
         """-(1 - survival) of the tokens scored so far: all of them ("paper"), or all but the last
@@ -102,43 +115,8 @@ class SpecDecPPStop(TunableRule):
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G], survival of each prefix of each rollout."""
-        f = in_chunks(self.predictor.predict_proba, matrix_of(self.predictor, records, layers))
+        f = probabilities(self.predictor, records, layers)
         return {self.survival: self.predictor.calibration.survival(f)}
-
-    def _acceptance(self, step: DraftStep) -> float:
-        """f of the last drawn token ("paper") or of the one before it ("code")."""
-        drawn = step.drawn(back=0 if self.order == "paper" else 1)
-        return ask(self.predictor, self._context, drawn).item()
 
 
 RULE = SpecDecPPStop
-
-
-def load_head(checkpoint: Path) -> Predictor:
-    """A predictor of two classes that is asked after each drawn token, or UserError."""
-    predictor = load_predictor(checkpoint, key=KEY)
-    if len(predictor.classes) != 2 or predictor.when != "token":
-        raise UserError(
-            f"{KEY}: {checkpoint} holds {predictor.name!r}, which does not score draft tokens. "
-            f"Train one that does: {SpecDecPPStop.training}"
-        )
-    return predictor
-
-
-def _caution(threshold: float, head: Predictor, checkpoint: Path) -> str:
-    if head.calibration.method == "none" and head.calibration.survival.is_product:
-        return ""
-    return (
-        f"threshold {threshold} is not tuned, and {checkpoint} is calibrated: the paper's 0.7 is"
-        " for a head as it is trained. Tune it: python scripts/tune.py"
-    )
-
-
-def _checked(bounds: Sequence[int]) -> tuple[int, int]:
-    least, most = bounds
-    if least > most:
-        raise UserError(
-            f"stop.bounds: expected the smaller number first, got {list(bounds)}. The paper's code"
-            " has [2, 20]"
-        )
-    return least, most

@@ -11,7 +11,7 @@ from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 
 
-class StopLoss:
+class StopLoss(StopRule):
     """`rule`, until the request is `loss` of its longest output behind plain decoding; from then on
     no draft.
 
@@ -21,8 +21,6 @@ class StopLoss:
     loses more than that and one round. Earlier rounds decide, not the clock: it is as lossless as
     `rule` and repeats with the seed. A structure that also copies may win time back, since it asks
     no rule there."""
-
-    stops_never = False
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class StopLoss:
         self.rule, self.loss = rule, loss
         self.cost = read_cost(cost, "stop.cost")
         self.draft_layers, self.target_layers = rule.draft_layers, rule.target_layers
-        self.predicted: list[float] = []
+        self.predicted, self.caution = [], rule.caution
         self._behind, self._most = 0.0, 0.0  # in the unit of the costs
         self._step: DraftStep | None = None
 

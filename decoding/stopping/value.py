@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.asking import ask, load_value
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
-from decoding.stopping.base import TunableRule, in_chunks, matrix_of
+from decoding.stopping.base import TunableRule, probabilities
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Records
@@ -20,7 +20,6 @@ from predictors.inputs import readable
 from predictors.outcomes import survival
 from runtime.settings.kinds import Path, Probability
 
-KEY = "stop.checkpoint"
 LEAST = 0.005  # threshold worth trying, besides 0: that of a draft 200 times as fast
 
 
@@ -46,7 +45,7 @@ class ValueStop(TunableRule):
     ) -> None:
         super().__init__()
         self.threshold = threshold
-        self.predictor = load_value(checkpoint, KEY)
+        self.predictor = load_value(checkpoint, "stop.checkpoint")
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
         self.columns = inputs.columns("token")
@@ -54,7 +53,7 @@ class ValueStop(TunableRule):
 
     @classmethod
     def of(cls, checkpoint: Path, threshold: float | None) -> "ValueStop":
-        """None: with the threshold of its YAML."""
+        """Return the rule; None: with the threshold of its YAML."""
         return cls(checkpoint, 0.2 if threshold is None else threshold)
 
     def begin_round(self, context: RoundContext) -> None:
@@ -80,13 +79,11 @@ class ValueStop(TunableRule):
 
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:
         """Equal ratios: thresholds are about the costs of forwards."""
-        found: list[float] = np.geomspace(LEAST, 1, points).tolist()
-        return [0.0, *found]
+        return [0.0, *np.geomspace(LEAST, 1, points).tolist()]
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G], of the token after each one of each rollout."""
-        matrix = matrix_of(self.predictor, records, layers)
-        outcomes = in_chunks(self.predictor.predict_proba, matrix)
+        outcomes = probabilities(self.predictor, records, layers)
         return {self.survival: self._calibrated(survival(outcomes))}
 
     def _calibrated(self, products: Tensor) -> Tensor:

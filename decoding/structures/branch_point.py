@@ -1,18 +1,17 @@
 """One path and, at its end, candidates for the position after it that the target is not run on."""
 
-from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from decoding.draft import Shape
 from decoding.draft_tree import DraftStep, DraftTree
-from decoding.sampling import SiblingSampler
+from decoding.interfaces import DraftStructure
 from decoding.structures.chain import draw_chain
 from runtime.settings.kinds import DraftLength
 
 
-class BranchPoint:
+class BranchPoint(DraftStructure):
     """A chain under the stop rule, then `candidates` siblings at its end as open leaves
     (SpecBranch's branch point).
 
@@ -22,12 +21,7 @@ class BranchPoint:
     sibling distribution; SpecBranch derives it from q of the first one."""
 
     shape: Shape = "branch_point"
-    sibling_samplers: Collection[SiblingSampler] | None = None
-    max_siblings: int | None
     asks_stop = True
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(
         self,
@@ -37,7 +31,7 @@ class BranchPoint:
         candidates: Annotated[int, Field(ge=1, le=64), "tokens tried at the end of the chain"],
     ) -> None:
         self.gamma_max, self.candidates = gamma_max, candidates
-        self.max_siblings = self.candidates
+        self.max_siblings = candidates
 
     def grow(self, tree: DraftTree) -> None:
         step, limit = DraftStep(tree), min(self.gamma_max, tree.context.max_depth)

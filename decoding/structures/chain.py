@@ -1,14 +1,13 @@
 """One path of draft tokens."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from decoding.draft_tree import DraftStep, DraftTree
-from decoding.interfaces import StopRule
+from decoding.interfaces import DraftStructure, StopRule
 from runtime.settings.kinds import DraftLength
 
 
-class Chain:
+class Chain(DraftStructure):
     """Draw one token after another until the stop rule ends it, EOS is drawn, or `gamma_max` tokens
     are there.
 
@@ -16,12 +15,8 @@ class Chain:
     bonus token."""
 
     shape = "chain"
-    sibling_samplers = None
     max_siblings = 1
     asks_stop = True
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ LEAVES = 2  # most beside one token: `Chances` speaks of no more
 
 @dataclass(frozen=True)
 class Comb:
-    """Comb drawn from each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T,
+    """What is drawn from each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T,
     G], beside each of them; 0 beyond the path."""
 
     path: Ints

@@ -12,7 +12,6 @@ which is what the paper's products v R[y] and v (1 - R[y]) over the renormalised
 telescope to. Whether to draw may depend on every token in the tree; a drawn one stays, whatever its
 value."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Annotated
@@ -20,6 +19,7 @@ from typing import Annotated
 from pydantic import Field
 
 from decoding.draft_tree import DraftTree
+from decoding.interfaces import DraftStructure
 from decoding.sampling import without_replacement
 from runtime.settings.kinds import Nodes
 
@@ -43,21 +43,13 @@ class Position:
         return Position(child, self.reach * q)
 
 
-class _DySpec:
-    shape = "tree"
-    sibling_samplers = (without_replacement,)
-    max_siblings = None
-    asks_stop = False
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
-
-
-class DySpecHeap(_DySpec):
+class DySpecHeap(DraftStructure):
     """`budget` draws, always the most valuable one next (DySpec, Algorithm 1).
 
-    One draft forward per node that gets children; a leaf needs none.
-    """
+    One draft forward per node that gets children; a leaf needs none."""
+
+    shape = "tree"
+    sibling_samplers = (without_replacement,)
 
     def __init__(
         self, budget: Annotated[Nodes, "tokens of a draft; the paper has 64 and 768"]
@@ -78,12 +70,15 @@ class DySpecHeap(_DySpec):
                     heappush(waiting, (-position.value, position.row))
 
 
-class DySpecLayers(_DySpec):
+class DySpecLayers(DraftStructure):
     """Layer by layer, every draw worth more than `threshold`: one draft forward per layer (DySpec,
     Algorithm 2).
 
     The printed condition v < t is a typo for v > t. At most `cap` nodes: what it refuses are
     further draws, those below the least valuable rows of the layer first."""
+
+    shape = "tree"
+    sibling_samplers = (without_replacement,)
 
     def __init__(
         self,
@@ -99,20 +94,16 @@ class DySpecLayers(_DySpec):
 
     def grow(self, tree: DraftTree) -> None:
         layer = [Position(0, 1.0)]
-        while layer := self._worth_drawing(tree, layer):
+        while layer:
+            # The most valuable first, no more than the cap leaves: each draws at least once
+            layer = [p for p in layer if p.value > self.threshold and tree.may_grow(p.row)]
+            layer.sort(key=lambda position: -position.value)
+            layer, below = layer[: self.cap - len(tree.token)], list[Position]()
             tree.run(here.row for here in layer)
-            layer = [below for here in layer for below in self._children(tree, here)]
-
-    def _worth_drawing(self, tree: DraftTree, layer: Sequence[Position]) -> list[Position]:
-        """Return the most valuable first, no more than the cap leaves: each that is served draws at
-        least once."""
-        drawable = [p for p in layer if p.value > self.threshold and tree.may_grow(p.row)]
-        drawable.sort(key=lambda position: -position.value)
-        return drawable[: self.cap - len(tree.token)]
-
-    def _children(self, tree: DraftTree, here: Position) -> Iterator[Position]:
-        while here.value > self.threshold and len(tree.token) < self.cap:
-            child = tree.draw(here.row)
-            if child is None:
-                return
-            yield here.took(tree, child)
+            for here in layer:
+                while here.value > self.threshold and len(tree.token) < self.cap:
+                    child = tree.draw(here.row)
+                    if child is None:
+                        break
+                    below.append(here.took(tree, child))
+            layer = below

@@ -1,7 +1,7 @@
 """Drafts grown by value against cost: whatever is worth its time is drawn, the best draw first, and
 nothing is pruned."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from decoding.asking import ask_value, load_value
 from decoding.cost import CostTable
-from decoding.draft import RoundContext, Shape
+from decoding.draft import RoundContext
 from decoding.draft_tree import DraftTree, DrawnToken
-from decoding.sampling import SETTLED_FIRST, SiblingSampler
-from decoding.stopping.base import in_chunks, matrix_of
+from decoding.interfaces import DraftStructure
+from decoding.sampling import SETTLED_FIRST
+from decoding.stopping.base import probabilities
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.structures.comb import Worth, row_seconds
 from decoding.structures.lookup import Copies, copy
 from predictors.base import Records
 from predictors.features.layers import RecordedLayers
-from predictors.inputs import Inputs, readable
+from predictors.inputs import readable
 from predictors.outcomes import Chances
 from runtime.errors import UserError
 from runtime.settings.kinds import Nodes, Path, Positive
@@ -50,7 +51,7 @@ class Position:
     begun: bool = False
 
 
-class Grown:
+class Grown(DraftStructure):
     """Each draw is one more candidate at some position. Its value is the probability that it is
     reached and accepted, as a value predictor says once the token before it, or its eldest sibling,
     is drawn. It costs a row of the target call and, the first one of a position, a draft forward.
@@ -68,9 +69,6 @@ class Grown:
     stays. Where a pair of candidates has a distribution of its own, whether the second one is drawn
     is settled before the first, by what is known of the position before."""
 
-    sibling_samplers: Collection[SiblingSampler] | None = None
-    asks_stop = False
-    uses_draft = True
     training = "python train.py predictor=value"
 
     def __init__(
@@ -94,35 +92,43 @@ class Grown:
             "how a round copies from the text instead, where the text repeats itself; null: never",
         ] = None,
     ) -> None:
-        self.cost, self.rate, self.budget, self.max_siblings = cost, rate, budget, siblings
-        self.copies = _checked(copies)
-        self.shape: Shape = "chain" if siblings == 1 else "tree"
+        self.cost, self.rate, self.budget, self.siblings = cost, rate, budget, siblings
+        self.max_siblings = siblings
+        if not isinstance(copies, Copies | None):
+            raise UserError(
+                "structure.copies: expected decoding.structures.lookup.Copies, got"
+                f" {type(copies).__name__}. Write structure.copies=null, or as"
+                " conf/method/grown_sources.yaml does"
+            )
+        self.copies = copies
+        self.shape = "chain" if siblings == 1 else "tree"
         self.predictor = load_value(checkpoint, "structure.checkpoint")
         inputs = self.predictor.inputs
-        _refuse_states_of_the_token(inputs, checkpoint)
-        self.draft_layers: Sequence[int] = inputs.draft_layers
-        self.target_layers: Sequence[int] = inputs.target_layers
+        if inputs.draft_hidden:
+            raise UserError(
+                f"structure.checkpoint: {checkpoint} reads draft_hidden, a draft forward for each"
+                " question, which this structure's prices leave out. Train one that reads"
+                " draft_before: python train.py predictor=value"
+                " predictor.inputs=[q_stats,q_path,depth,draft_before]"
+            )
+        self.draft_layers = inputs.draft_layers
+        self.target_layers = inputs.target_layers
         self.rows = row_seconds(cost, budget).tolist()
         self._start, self._seconds = 0, 0.0
         self.columns = inputs.columns("token")
         self._outcomes = f"outcomes by {checkpoint}"  # column of a table
 
     def grow(self, tree: DraftTree) -> None:
-        rate = self._rate(tree.context)
-        if not self._copied(tree):
+        context, rate, tokens = tree.context, self._rate(tree.context), list[int]()
+        if self.copies is not None and context.max_copied:
+            with tree.watch.stage("sample"):
+                tokens = self.copies.of(context.committed, min(self.budget, context.max_copied))
+            copy(tree, 0, tokens)
+        if not tokens:
             growing = _Growing(self, tree, rate)
             while (position := growing.best()) is not None:
                 growing.draw(position)
         self._seconds += self.cost.draft * tree.forwards + self.cost.target(len(tree.token) + 1)
-
-    def _copied(self, tree: DraftTree) -> bool:
-        context = tree.context
-        if self.copies is None or not context.max_copied:
-            return False
-        with tree.watch.stage("sample"):
-            tokens = self.copies.of(context.committed, min(self.budget, context.max_copied))
-        copy(tree, 0, tokens)
-        return bool(tokens)
 
     def _rate(self, context: RoundContext) -> float:
         """Return the rate of the request so far, if none is given."""
@@ -136,15 +142,14 @@ class Grown:
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
         """[n, G, 5], of each token of each rollout."""
-        matrix = matrix_of(self.predictor, records, layers)
-        return {self._outcomes: in_chunks(self.predictor.predict_proba, matrix)}
+        return {self._outcomes: probabilities(self.predictor, records, layers)}
 
     def worth(self, table: RolloutTable) -> Worth:
         """Return the worth of every draw of a comb with two leaves beside a token at most: more
         siblings, and what would follow a leaf, nobody has recorded."""
         outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
         survival = self.predictor.calibration.survival
-        return Worth.of(Chances.of(outcomes), survival).up_to(self.max_siblings - 1)
+        return Worth.of(Chances.of(outcomes), survival).up_to(self.siblings - 1)
 
 
 @dataclass
@@ -183,7 +188,7 @@ class _Growing:
         position.begun = True
         said = self._eldest(position)
         if said and not settled:
-            position.chances = said.younger(self.by.max_siblings - 1)
+            position.chances = said.younger(self.by.siblings - 1)
             self._offer_sibling(position)
         elif said and paired:
             position.chances = [said.second]
@@ -239,7 +244,7 @@ class _Growing:
     def _worth_a_pair(self, position: Position) -> bool:
         """By what is known before the first of them is drawn."""
         drawn = len(self.tree.token)
-        if self.by.max_siblings < 2 or drawn + 2 > self.budget:
+        if self.by.siblings < 2 or drawn + 2 > self.budget:
             return False
         second = max(0.0, position.reach - position.value) * position.beside
         return drawn == 0 or 0 < second >= self.rate * self.by.rows[drawn + 1]
@@ -247,22 +252,3 @@ class _Growing:
     def _ask(self, row: int) -> Chances[float]:
         with self.tree.watch.stage("stop"):
             return ask_value(self.by.predictor, self.tree.context, DrawnToken(self.tree, row))
-
-
-def _checked(copies: Copies | None) -> Copies | None:
-    if not isinstance(copies, Copies | None):
-        raise UserError(
-            "structure.copies: expected decoding.structures.lookup.Copies, got"
-            f" {type(copies).__name__}. Write structure.copies=null, or as"
-            " conf/method/grown_sources.yaml does"
-        )
-    return copies
-
-
-def _refuse_states_of_the_token(inputs: Inputs, checkpoint: Path) -> None:
-    if inputs.draft_hidden:
-        raise UserError(
-            f"structure.checkpoint: {checkpoint} reads draft_hidden, a draft forward for each"
-            " question, which this structure's prices leave out. Train one that reads draft_before:"
-            " python train.py predictor=value predictor.inputs=[q_stats,q_path,depth,draft_before]"
-        )

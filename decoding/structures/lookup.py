@@ -7,11 +7,12 @@ from pydantic import Field
 from torch import Tensor
 
 from decoding.draft_tree import DraftTree
+from decoding.interfaces import DraftStructure
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength
 
 
-class Lookup:
+class Lookup(DraftStructure):
     """Copy up to `gamma` tokens from where the text last looked the way it ends now.
 
     Looks for an earlier occurrence of the last `ngram_max` committed tokens, then of fewer, down to
@@ -21,12 +22,8 @@ class Lookup:
     LZ77, so loops of any period are followed."""
 
     shape = "chain"
-    sibling_samplers = None
     max_siblings = 1
-    asks_stop = False
     uses_draft = False
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(
         self,
@@ -39,8 +36,9 @@ class Lookup:
 
     def grow(self, tree: DraftTree) -> None:
         with tree.watch.stage("sample"):
-            committed, most = tree.context.committed, min(self.gamma, tree.context.max_copied)
-            tokens = continuation(committed, self.ngrams, most)
+            text, most = tree.context.committed, min(self.gamma, tree.context.max_copied)
+            match = longest_match(text, self.ngrams)
+            tokens = following(text, match[0], most) if match else []
         copy(tree, 0, tokens)
 
 
@@ -84,16 +82,9 @@ def copy(tree: DraftTree, row: int, tokens: Sequence[int]) -> None:
                 return
 
 
-def continuation(text: Tensor, ngrams: Sequence[int], count: int) -> list[int]:
-    """`count` tokens after the latest earlier occurrence of the longest n-gram that ends `text`
-    [n]; [] for none."""
-    match = longest_match(text, ngrams)
-    return [] if match is None else following(text, match[0], count)
-
-
 def longest_match(text: Tensor, ngrams: Sequence[int]) -> tuple[int, int] | None:
-    """Where the longest n-gram that ends `text` [n] occurred before: the index after the latest
-    occurrence, and n.
+    """Return where the longest n-gram that ends `text` [n] occurred before: the index after the
+    latest occurrence, and n. None where nothing occurred before.
 
     ngrams: sizes, the longest first, without gaps."""
     longest, size = ngrams[0], ngrams[-1]
@@ -110,6 +101,6 @@ def longest_match(text: Tensor, ngrams: Sequence[int]) -> tuple[int, int] | None
 
 
 def following(text: Tensor, end: int, count: int) -> list[int]:
-    """`count` tokens from index `end` of `text` on, and of the copy from its end on."""
-    period, found = len(text) - end, text[end : end + count].tolist()
-    return [found[i % period] for i in range(count)]
+    """Return `count` tokens from index `end` of `text` on, and of the copy from its end on."""
+    period, copied = len(text) - end, text[end : end + count].tolist()
+    return [copied[i % period] for i in range(count)]

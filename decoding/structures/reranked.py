@@ -1,15 +1,15 @@
 """EAGLE-2 (2406.16858): expand the likeliest tokens layer by layer, then keep the likeliest of
 all."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from decoding.draft_tree import DraftTree
+from decoding.interfaces import DraftStructure
 from decoding.sampling import top_tokens
 from runtime.settings.kinds import DraftLength, Nodes
 
 
-class Reranked:
+class Reranked(DraftStructure):
     """Layers in which the `width` nodes of the highest product of q get their `width` most probable
     tokens as children; of all nodes the `nodes` with the highest product are kept.
 
@@ -19,11 +19,6 @@ class Reranked:
 
     shape = "tree"
     sibling_samplers = (top_tokens,)
-    max_siblings = None
-    asks_stop = False
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

@@ -24,7 +24,10 @@ class Sequoia(StaticTree):
     sibling_samplers = (without_replacement, hub_pair)
 
     def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune.py what=tree)"]) -> None:
-        super().__init__(read_artefact(pathlib.Path(tree)).parents)
+        remedy = "Make one: python scripts/tune.py what=tree"
+        super().__init__(
+            read_json(pathlib.Path(tree), TreeFile, "structure.tree", remedy, KIND).parents
+        )
 
 
 class TreeFile(OpenForm):
@@ -46,14 +49,7 @@ class TreeFile(OpenForm):
         return parents
 
 
-def read_artefact(path: pathlib.Path) -> TreeFile:
-    """Raises UserError for a file that is missing, damaged, or holds no tree."""
-    return read_json(
-        path, TreeFile, "structure.tree", "Make one: python scripts/tune.py what=tree", KIND
-    )
-
-
 def write_artefact(path: pathlib.Path, contents: Mapping[str, Any]) -> None:
-    """contents: `parents` and how they were found. The file appears whole or not at all."""
+    """Write `parents` and how they were found. The file appears whole or not at all."""
     whole = {"format_version": FORMAT_VERSION, **contents}
     write_checksummed(path, whole, KIND, "structure.tree")

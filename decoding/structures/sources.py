@@ -1,17 +1,17 @@
 """Two sources for one draft: the text so far where it repeats itself, the draft model elsewhere."""
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from decoding.draft_tree import DraftStep, DraftTree
+from decoding.interfaces import DraftStructure
 from decoding.structures.lookup import Copies, copy
 from runtime.settings.kinds import DraftLength
 
 
-class Sources:
+class Sources(DraftStructure):
     """Draw tokens until the text ends as it did before, then copy what followed.
 
     Before each draw the committed text and the draft so far are searched for an earlier occurrence
@@ -25,12 +25,8 @@ class Sources:
     copied and accepted the draft reads at the beginning of its next draw."""
 
     shape = "chain"
-    sibling_samplers = None
     max_siblings = 1
     asks_stop = True
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(
         self,

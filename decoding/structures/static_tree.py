@@ -1,20 +1,21 @@
 """Trees whose shape is fixed before the round: which draws there are, not which tokens."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
-from decoding.draft import Shape
+from decoding.draft import Shape, children_of
 from decoding.draft_tree import DraftTree
-from decoding.sampling import SiblingSampler, iid
+from decoding.interfaces import DraftStructure
+from decoding.sampling import iid
 from runtime.settings.kinds import Widths
 
 PlannedRow = tuple[int, int]
 """A row of the tree being drawn, and the row of the plan it stands for."""
 
 
-class StaticTree:
+class StaticTree(DraftStructure):
     """A plan given by parent rows, drawn layer by layer: one draft forward per layer, siblings by
     the verifier's distribution.
 
@@ -23,16 +24,9 @@ class StaticTree:
     ends (EOS, `max_depth`), the plan's remaining rows there are missing."""
 
     shape: Shape = "tree"
-    sibling_samplers: Collection[SiblingSampler] | None = None
-    asks_stop = False
-    uses_draft = True
-    draft_layers: Sequence[int] = ()
-    target_layers: Sequence[int] = ()
 
     def __init__(self, parents: Sequence[int]) -> None:
-        self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-        for row, parent in enumerate(parents, 1):
-            self._children[parent].append(row)
+        self._children = children_of(parents)
         self.max_siblings = max(map(len, self._children))
 
     def grow(self, tree: DraftTree) -> None:

@@ -8,12 +8,10 @@ can. For measuring what of the paper's margins that explains."""
 import math
 from typing import Annotated
 
-from torch import Tensor
-
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
 from decoding.verification import DraftPath, Rows, VerdictDistribution, sample_verdict
-from decoding.verifiers.block import block_distribution
+from decoding.verifiers.block import BlockVerifier
 from runtime.errors import UserError
 
 
@@ -38,26 +36,18 @@ class HsdReleased:
                 " generated, got false. Set it to true to measure that, or use verifier=block"
             )
 
-    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        return _distribution(DraftPath.whole(draft, p))
+    def distribution(self, draft: Draft, p: Rows) -> VerdictDistribution:
+        path = DraftPath.whole(draft, p)
+        block, logarithm = BlockVerifier().on_path(path), 0.0  # log r(1..g); 0 for an empty draft
+        for p_token, q_token in path.drawn():
+            if p_token == 0:
+                logarithm = -math.inf
+                break
+            logarithm += math.log(p_token) - math.log(q_token)
+        capped, full = block.end_prob[-1].item(), math.exp(min(0.0, logarithm))
+        end = block.end_prob * ((1 - full) / (1 - capped) if capped < 1 else 0.0)
+        end[-1] = full
+        return VerdictDistribution(end, block.residual)
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        return sample_verdict(draft, _distribution(DraftPath.whole(draft, p)), sampler)
-
-
-def _distribution(path: DraftPath) -> VerdictDistribution:
-    found = block_distribution(path)
-    capped, full = found.end_prob[-1].item(), _uncapped(path)
-    end = found.end_prob * ((1 - full) / (1 - capped) if capped < 1 else 0.0)
-    end[-1] = full
-    return VerdictDistribution(end, found.residual)
-
-
-def _uncapped(path: DraftPath) -> float:
-    """min(1, r(1..g)); 1 for an empty draft."""
-    logarithm = 0.0
-    for p_token, q_token in path.drawn():
-        if p_token == 0:
-            return 0.0
-        logarithm += math.log(p_token) - math.log(q_token)
-    return math.exp(min(0.0, logarithm))
+        return sample_verdict(draft, self.distribution(draft, p), sampler)

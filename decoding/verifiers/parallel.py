@@ -10,11 +10,9 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import Sampler, SiblingSampler, iid
-from decoding.verification import DraftPath, Rows, VerdictDistribution, verdict_at
-from decoding.verifiers.block import block_distribution, block_walk
-from decoding.verifiers.token import token_distribution, token_walk
-
-RULES = {"token": (token_distribution, token_walk), "block": (block_distribution, block_walk)}
+from decoding.verification import ChainVerifier, DraftPath, Rows, VerdictDistribution, verdict_at
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.token import TokenVerifier
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class ParallelVerifier:
     def __init__(
         self, rule: Annotated[Literal["token", "block"], "how each draft is verified"]
     ) -> None:
-        self.path_distribution, self.path_walk = RULES[rule]
+        self.rule: ChainVerifier = TokenVerifier() if rule == "token" else BlockVerifier()
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
         """Return the residual in float64. After a draft stops, its next token has no mass in the
@@ -73,7 +71,7 @@ class ParallelVerifier:
         for rows in paths(draft):
             path = _remaining(draft, p, rows, state)
             if path is not None:
-                state = _advance(path, state, *self.path_walk(path, sampler))
+                state = _advance(path, state, *self.rule.walk(path, sampler))
         return verdict_at(draft, state.row, state.left, sampler)
 
     def _after(
@@ -84,7 +82,7 @@ class ParallelVerifier:
         if path is None:
             yield 1.0, before
             return
-        distribution = self.path_distribution(path)
+        distribution = self.rule.on_path(path)
         for accepted, share in enumerate(distribution.end_prob.tolist()):
             residual = distribution.residual(accepted)
             if share > 0 and residual is not None:

@@ -41,82 +41,58 @@ class SpecHubVerifier(TreeVerifier):
             assert certain(drawn), "a drawn token has q > 0"
             yield 0, at(p, tokens[0]), drawn
             return residual_distribution(p, q)
-        return (yield from (_of_rows if p.dim() > 1 else _of_pair)(p, q, tokens))
+        first, second = tokens
+        hub = q.argmax(-1) if p.dim() > 1 else int(q.argmax())
+        if p.dim() == 1:
+            assert hub in tokens and first != second, "one of the two candidates is the hub"
+        beside = second == hub  # whether the pair is (x, hub)
+        x = choose(beside, first, second)
+        p_x, q_x, p_hub, q_hub = at(p, x), at(q, x), at(p, hub), at(q, hub)
+        assert certain(q_x), "a drawn token has q > 0"
+        rest = mass_without(q, hub)
+        # The transport of x: min(p, q) of its mass by (x, hub), then of what is left by (hub, x)
+        number, left = choose(beside, 0, 1), at_least(p_x - q_x, 0.0)
+        yield number, choose(beside, p_x, left), choose(beside, q_x, q_x / rest * q_hub)
+        # Once x has failed. over: what p asks for beyond pairs (x, hub); echo: Q, divided first,
+        # since q(hub) / rest may overflow
+        over, echo = (p - q).clamp_(min=0), (q / column(rest, q)).mul_(column(q_hub, q))
+        take_out(over, hub)
+        take_out(echo, hub)
+        after_x = mass_without((q - p).clamp_(min=0), hub)  # mass of pairs (x, hub) without x
+        after_hub = mass_of((echo - over).clamp_(min=0))  # and of pairs (hub, x)
+        from_hub = at_most(p_hub, after_hub)
+        given = choose(beside, at_most(p_hub - from_hub, after_x), from_hub)
+        waiting = choose(beside, after_x, after_hub)
+        if certain(waiting):
+            yield choose(waiting > 0, 1 - number, -1), given, waiting
+        return normalised(over.sub_(echo).clamp_(min=0), p)
 
 
-def _of_pair(p: Tensor, q: Tensor, tokens: Any) -> Trials:
-    """On the host, where what a trial needs is computed when it is asked for."""
-    hub = int(q.argmax())
-    assert hub in tokens and tokens[0] != tokens[1], "one of the two candidates is the hub"
-    hub_place = tokens.index(hub)
-    x = tokens[1 - hub_place]
-    p_x, q_x = p[x].item(), _drawn(q, x)
-    rest = _rest(q, hub)
-    yield (
-        1 - hub_place,
-        *((p_x, q_x) if hub_place else (max(p_x - q_x, 0.0), q_x / rest * q[hub].item())),
-    )
-    waiting, residual = _transport(p, q, hub, rest)
-    if waiting[hub_place][1] > 0:
-        yield hub_place, *waiting[hub_place]
-    return residual
+def mass_without(values: Tensor, token: Any) -> Any:
+    """Return `mass_of` all but one token: a sum, since 1 - q(hub) of float32 distributions loses
+    what matters."""
+    if values.dim() == 1:
+        return mass_of(values[:token]) + mass_of(values[token + 1 :])
+    others = values.clone()
+    take_out(others, token)
+    return mass_of(others)
 
 
-def _of_rows(p: Tensor, q: Tensor, tokens: Any) -> Trials:
-    """The same of many pairs [m], without a look at any number: a trial that there is not has the
-    candidate -1."""
-    first, second = tokens
-    hub = q.argmax(-1)
-    x = torch.where(first == hub, second, first)
-    place = (second == hub).long()  # of the hub
-    p_x, q_x, p_hub, q_hub = at(p, x), at(q, x), at(p, hub), at(q, hub)
-    others = q.clone()
-    take_out(others, hub)
-    rest = mass_of(others)
-    from_pairs = torch.where(place > 0, p_x, (p_x - q_x).clamp_min(0))
-    yield 1 - place, from_pairs, torch.where(place > 0, q_x, q_x / rest * q_hub)
-    over = (p - q).clamp_(min=0)
-    echo = (q / rest.to(q)[:, None]).mul_(q_hub.to(q)[:, None])
-    missing = (q - p).clamp_(min=0)
-    for values in (over, echo, missing):
-        take_out(values, hub)
-    given, left = (echo - over).clamp_(min=0).sum(-1, dtype=torch.float64), mass_of(missing)
-    taken = torch.minimum(p_hub, given)
-    share = torch.where(place > 0, torch.minimum(p_hub - taken, left), taken)
-    waiting = torch.where(place > 0, left, given)
-    yield torch.where(waiting > 0, place, -1), share, waiting
-    return normalised(over.sub_(echo).clamp_(min=0), p)
+def choose(condition: Any, a: Any, b: Any) -> Any:
+    """Return a where `condition` holds, else b: of one position, or of [m]."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
 
 
-def _transport(
-    p: Tensor, q: Tensor, hub: int, rest: float
-) -> tuple[list[tuple[float, float]], Tensor]:
-    """Once x has failed: (mass given to the hub, mass of the pairs) for pairs (hub, x) and (x,
-    hub); the residual [V].
-
-    rest: mass of q without the hub. `over` is what p asks for beyond pairs (x, hub), `echo` is Q.
-    """
-    over, echo = (
-        (p - q).clamp_(min=0),
-        (q / rest).mul_(q[hub]),
-    )  # divided first: q(hub) / rest may overflow
-    over[hub] = echo[hub] = 0
-    second = _rest((q - p).clamp_(min=0), hub)
-    first = (echo - over).clamp_(min=0).sum(dtype=torch.float64).item()
-    from_first = min(p[hub].item(), first)
-    from_second = min(p[hub].item() - from_first, second)
-    return [(from_first, first), (from_second, second)], normalised(
-        over.sub_(echo).clamp_(min=0), p
-    )
+def at_least(value: Any, bound: float) -> Any:
+    return value.clamp_min(bound) if isinstance(value, Tensor) else max(value, bound)
 
 
-def _rest(mass: Tensor, hub: int) -> float:
-    """Mass of every token but the hub: a sum, since 1 - q(hub) of float32 distributions loses what
-    matters."""
-    return (mass[:hub].sum(dtype=torch.float64) + mass[hub + 1 :].sum(dtype=torch.float64)).item()
+def at_most(value: Any, bound: Any) -> Any:
+    return torch.minimum(value, bound) if isinstance(value, Tensor) else min(value, bound)
 
 
-def _drawn(q: Tensor, token: int) -> float:
-    drawn = q[token].item()
-    assert drawn > 0, "a drawn token has q > 0"
-    return drawn
+def column(value: Any, like: Tensor) -> Any:
+    """Return numbers [m] as [m, 1] beside `like` [m, V]; one number as it is."""
+    return value.to(like)[:, None] if isinstance(value, Tensor) else value

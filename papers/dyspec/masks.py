@@ -8,13 +8,14 @@ import torch
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
+from torch.nn.functional import pad
 
-from decoding.draft import RoundContext, depth_first
+from decoding.draft import RoundContext, children_of, depth_first
 from decoding.draft_tree import DraftTree
+from decoding.models.forward import RowTree
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Warp, without_replacement
 from decoding.structures.dyspec import DySpecHeap
-from decoding.structures.mask_blocks import breadth_first, filled, heavy_path, tree_mask
 from decoding.trace import Stopwatch
 from reports.figure import Entry, Figure, Record
 
@@ -78,6 +79,53 @@ def mask_order(grown: Trees | None = None, prefix: int = PREFIX) -> Figure:
         interval="no interval: counted",
         records=records,
         draw=partial(_draw, masks=masks),
+    )
+
+
+def tree_mask(parents: Sequence[int], order: Sequence[int], prefix: int) -> Tensor:
+    """Return what the target's call sees: bool [rows of the tree, prefix and tree].
+
+    parents: of rows 1, 2, ... (row 0 follows the prefix), each before its children; order: the rows
+    as they are sent; prefix: cached tokens, visible to all."""
+    rows = torch.tensor(order)
+    tree = RowTree().grown(torch.tensor([-1, *parents])).visible()[rows][:, rows]
+    return torch.cat([torch.ones(len(rows), prefix, dtype=torch.bool), tree], dim=1)
+
+
+def breadth_first(parents: Sequence[int]) -> list[int]:
+    """Return the rows of a tree level by level, each level as they were added; row 0 first. parents: of rows
+    1, 2, ..."""
+    depth = [0]
+    for parent in parents:
+        depth.append(depth[parent] + 1)
+    return sorted(range(len(depth)), key=depth.__getitem__)
+
+
+def heavy_path(parents: Sequence[int]) -> list[int]:
+    """Return the rows of a tree in pre-order, of each row's children the one with the largest subtree first
+    (of equal ones the first that was added); row 0 comes first. parents: of rows 1, 2, ..., each
+    before its children."""
+    size = [1] * (len(parents) + 1)
+    for row in range(len(parents), 0, -1):
+        size[parents[row - 1]] += size[row]
+    children, order, waiting = children_of(parents), list[int](), [0]
+    while waiting:
+        row = waiting.pop()
+        order.append(row)
+        waiting += sorted(children[row], key=lambda child: (size[child], -child))
+    return order
+
+
+def filled(mask: Tensor, block: int) -> Tensor:
+    """Return bool [block rows, block columns], in which blocks anything is visible; those at the edges may
+    be smaller."""
+    height, width = ((-size) % block for size in mask.shape)
+    return (
+        pad(mask, (0, width, 0, height))
+        .unfold(0, block, block)
+        .unfold(1, block, block)
+        .any(-1)
+        .any(-1)
     )
 
 

@@ -4,14 +4,17 @@ computed exactly."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import mean
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure as Canvas
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from decoding.draft import Draft
-from decoding.verifiers.oracles import transport_optimum
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
 from reports.drawing import COLOURS, MARKERS
@@ -31,6 +34,24 @@ class Distributions:
 
 
 # Acceptance ---------------------------------------------------------------------------------------
+
+
+def transport_optimum(p: Tensor, pairs: Tensor) -> float:
+    """Largest acceptance of any lossless rule for two candidates with joint distribution `pairs`
+    [V, V], by linear programming.
+
+    Optimal transport with membership cost (SpecTr, 2310.15141): pi(i, j, y) is the mass of the pair
+    (i, j) answered with y, y = i or j. Maximise the total with sum_y pi(i, j, y) <= pairs[i, j] and
+    sum_ij pi(i, j, y) <= p[y]; what is left of p makes the residual distribution."""
+    drawn = [(i, j) for i, j in product(range(len(p)), repeat=2) if pairs[i, j] > 0]
+    columns = [(n, len(drawn) + y) for n, pair in enumerate(drawn) for y in sorted(set(pair))]
+    limits = np.array([*(pairs[i, j].item() for i, j in drawn), *p.tolist()])
+    rows = np.array(columns).T.ravel()
+    pairs_of = np.tile(np.arange(len(columns)), 2)
+    uses = coo_matrix((np.ones(len(rows)), (rows, pairs_of)), shape=(len(limits), len(columns)))
+    return float(
+        -linprog(-np.ones(len(columns)), A_ub=uses.tocsr(), b_ub=limits, method="highs").fun
+    )
 
 
 def single(p: Tensor, q: Tensor) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.sampling import SiblingSampler, hub_pair, iid, without_replacement
-from decoding.verifiers.oracles import transport_minimum_cut, transport_optimum
+from papers.spechub.toy import transport_optimum
 from tests.contract.enumeration import distribution_of
 from tests.contract.instances import (
     FAMILIES,
@@ -19,6 +19,7 @@ from tests.contract.instances import (
     instance,
     output_distribution,
 )
+from tests.contract.oracles import transport_minimum_cut
 from tests.contract.rules import RULES
 from tests.contract.trees import branch_point, proposals
 

@@ -8,7 +8,6 @@ from decoding.draft import Draft
 from decoding.sampling import Sampler
 from decoding.verification import DraftPath, sample_verdict
 from decoding.verifiers.block import BlockVerifier, joint_ratios
-from decoding.verifiers.oracles import naive_hsd
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.enumeration import (
     Distribution,
@@ -26,7 +25,7 @@ from tests.contract.instances import (
     instance,
     output_distribution,
 )
-from tests.contract.oracles import hsd_capped, hsd_naive_single, hsd_released
+from tests.contract.oracles import hsd_capped, hsd_naive_single, hsd_released, naive_hsd
 from tests.contract.rules import RULES, walked
 
 SHAPES = [(2, 3), (3, 2), (3, 3), (5, 2)]
@@ -195,7 +194,7 @@ def test_joint_ratios_never_underflow() -> None:
     tiny = torch.full((61, 2), 0.5, dtype=torch.float64)
     tiny[:, 0], tiny[:, 1] = 1e-30, 1 - 1e-30
     draft = Draft.chain([0] * 60, tiny[:60])
-    assert joint_ratios(DraftPath.whole(draft, tiny)) == [1.0] * 61
+    assert joint_ratios(DraftPath.whole(draft, tiny).drawn()) == [1.0] * 61
 
 
 # A frozen vector ----------------------------------------------------------------------------------
