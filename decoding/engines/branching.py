@@ -201,10 +201,7 @@ class Drafter:
         kept = list(path[1:]) if outcome == ALL else []
         if outcome == SOME:
             self.cut.begin_round(context)
-            for above, row in pairwise(path):
-                if DraftStep(pending.tree, above).stopped_by(self.cut):
-                    break
-                kept.append(row)
+            kept = self._until_unlikely(pending.tree, path)
         accepted = [*range(1, pending.length + 1), path[0]]
         tree = pending.tree.reroot(accepted, kept, context)
         q, ended = [tree.q(row) for row in range(len(kept))], ends(tree, len(kept), context)
@@ -213,6 +210,14 @@ class Drafter:
     def roll_back(self, pending: Pending, accepted: int, committed: int) -> None:
         """Drop everything after `accepted` pending tokens."""
         pending.tree.wind_back(range(1, accepted + 1), committed - 1)
+
+    def _until_unlikely(self, tree: DraftTree, path: Sequence[int]) -> list[int]:
+        kept = list[int]()
+        for above, row in pairwise(path):
+            if DraftStep(tree, above).stopped_by(self.cut):
+                break
+            kept.append(row)
+        return kept
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
         """Return rows of the candidates after `tip`, and the distribution that they were drawn from

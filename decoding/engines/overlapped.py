@@ -93,12 +93,14 @@ class OverlappedEngine(Engine):
     def runs_draft(self) -> bool:
         return True
 
+    def join(self) -> None:
+        if self._workers:
+            self._workers.join()
+
     @contextmanager
     def session(
         self, request: RequestState, sampler: Sampler
     ) -> Iterator[Callable[[], RoundTrace]]:
-        if self._workers:
-            self._workers.join()
         target, draft = self.pair.target, self.pair.draft
         self._workers = Workers(target, draft, request.began, self.overlap, self.draft_threads)
         with self._workers as workers, pipelined(self.pair, self.pipeline):

@@ -156,6 +156,10 @@ class Engine(ABC):
         """Return a context that fills the caches with the prompt, and inside of which each call of
         what it gives decodes one round: it commits tokens to `request` and returns the trace."""
 
+    def join(self) -> None:
+        """Wait for what an interrupt has left running of the request before."""
+        return
+
     def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
         """Do what must be done before anything is timed. Returns in a line why the engine cannot
         run here, None where it can."""
@@ -172,6 +176,7 @@ class Engine(ABC):
         decodes with either: it waits. Raises UserError where the same thread does, inside a
         callback of the first call."""
         with _alone((self.pair.target, self.pair.draft)):
+            self.join()
             request = RequestState.open(
                 prompt_ids,
                 max_new_tokens,

@@ -86,21 +86,17 @@ def autoregressive_distribution(
     return dict(distribution)
 
 
+def errors(distribution: Distribution, exact: Distribution) -> list[float]:
+    outcomes = distribution.keys() | exact.keys()
+    return [abs(distribution.get(each, 0.0) - exact.get(each, 0.0)) for each in outcomes]
+
+
 def largest_error(distribution: Distribution, exact: Distribution) -> float:
-    return max(
-        abs(distribution.get(outcome, 0.0) - exact.get(outcome, 0.0))
-        for outcome in distribution.keys() | exact.keys()
-    )
+    return max(errors(distribution, exact))
 
 
 def total_variation(distribution: Distribution, exact: Distribution) -> float:
-    return (
-        sum(
-            abs(distribution.get(outcome, 0.0) - exact.get(outcome, 0.0))
-            for outcome in distribution.keys() | exact.keys()
-        )
-        / 2
-    )
+    return sum(errors(distribution, exact)) / 2
 
 
 def dirichlet(vocab: int, generator: torch.Generator, concentration: float = 1.0) -> Tensor:

@@ -2,7 +2,7 @@
 of them."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -38,12 +38,8 @@ def instance(family: str, vocab: int, gamma: int, seed: int) -> Instance:
     def distributions(prefix: Prefix) -> tuple[Tensor, Tensor]:
         return _pair(family, vocab, generator)
 
-    return Instance(
-        vocab,
-        gamma,
-        lambda prefix: distributions(prefix)[0],
-        lambda prefix: distributions(prefix)[1],
-    )
+    p, q = (lambda prefix, side=side: distributions(prefix)[side] for side in (0, 1))
+    return Instance(vocab, gamma, p, q)
 
 
 def _pair(family: str, vocab: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -66,6 +62,11 @@ def _with_zeros(distribution: Tensor, generator: torch.Generator) -> Tensor:
     return distribution * kept / (distribution * kept).sum()
 
 
+def chain(tokens: Sequence[int], q: Sequence[Tensor]) -> Draft:
+    """One path. q: [V] of each token, and of the last row."""
+    return Draft(list(range(len(tokens))), list(tokens), q)
+
+
 def drafts(
     case: Instance,
     stop: Callable[[Prefix], bool] = lambda drawn: False,
@@ -82,9 +83,8 @@ def drafts(
         if len(drawn) == case.gamma or stop(drawn):
             sent = drawn[: kept(drawn)]
             q = [case.q(sent[:t]) for t in range(len(sent))]
-            rows = torch.stack(q) if q else torch.zeros(0, case.vocab, dtype=torch.float64)
             p = torch.stack([case.p(sent[:t]) for t in range(len(sent) + 1)])
-            found.append((probability, Draft.chain(sent, rows), p))
+            found.append((probability, chain(sent, [*q, torch.zeros_like(p[0])]), p))
         else:
             distribution = case.q(drawn).tolist()
             open_prefixes += [
@@ -136,11 +136,17 @@ def expected_accepted(case: Instance, rule: Rule, proposals: Proposals | None = 
     """E[tau], the mean number of accepted draft tokens."""
     total = 0.0
     for probability, draft, p in proposals or drafts(case):
-        lengths = [len(draft.rows_to(row)) for row in range(len(draft) + 1)]
-        total += probability * float(
-            rule(draft, p).end_prob @ torch.tensor(lengths, dtype=torch.float64)
-        )
+        lengths = torch.tensor([len(draft.rows_to(row)) for row in range(len(draft) + 1)])
+        total += probability * float(rule(draft, p).end_prob @ lengths.double())
     return total
+
+
+def assert_same(found: VerdictDistribution, literal: VerdictDistribution) -> None:
+    """Where the path ends, and what follows wherever it may."""
+    torch.testing.assert_close(found.end_prob, literal.end_prob, atol=1e-9, rtol=0)
+    for row in (found.end_prob > 1e-9).nonzero()[:, 0].tolist():
+        residuals = found.residual(row), literal.residual(row)
+        torch.testing.assert_close(*residuals, atol=1e-9, rtol=0)
 
 
 def exact(case: Instance) -> Distribution:

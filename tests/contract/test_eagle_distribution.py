@@ -1,6 +1,7 @@
-"""A draft that reads its target's states: the whole engine, enumerated with real models, has the
-target's distribution."""
+"""Drafts that read their target, ours and a published one with a vocabulary of its own: the whole
+engine, enumerated with real models, has the target's distribution."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import EagleDraft, FeatureMaps
+from decoding.models.eagle.published import Flavour, PublishedDraft, PublishedModel
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from decoding.stopping.confidence_before import ConfidenceBefore
@@ -17,25 +19,40 @@ from tests.contract.enumeration import autoregressive_distribution, largest_erro
 from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
-def eagle_pair(vocab: int) -> ModelPair:
-    """Two random Llamas, float64; what the draft reads of the target moves its distributions a
-    lot."""
-    torch.manual_seed(7)
-    sizes = dict(
+def config(vocab: int, layers: int) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=vocab,
         hidden_size=8,
         intermediate_size=8,
         num_attention_heads=2,
         num_key_value_heads=1,
+        num_hidden_layers=layers,
+        max_position_embeddings=32,
+        initializer_range=0.6,
+        tie_word_embeddings=False,
     )
-    options = dict(max_position_embeddings=32, initializer_range=0.6, tie_word_embeddings=False)
-    models = [
-        LlamaForCausalLM(LlamaConfig(num_hidden_layers=n, **sizes, **options)).double()
-        for n in (2, 1)
-    ]
+
+
+def eagle_pair(vocab: int) -> ModelPair:
+    """Two random Llamas, float64; what the draft reads of the target moves its distributions a
+    lot."""
+    torch.manual_seed(7)
+    models = [LlamaForCausalLM(config(vocab, layers)).double() for layers in (2, 1)]
     target = CachedLM(models[0])
     maps = FeatureMaps((1,), torch.randn(8, 16).double(), torch.randn(8, 8).double())
     return ModelPair(target, EagleDraft(models[1], target, maps), tiny_tokenizer(), "tiny", ())
+
+
+def published_pair(vocab: int) -> ModelPair:
+    """The draft can say all tokens but the first."""
+    torch.manual_seed(7)
+    target = CachedLM(LlamaForCausalLM(config(vocab, 2)).double())
+    flavour = Flavour((0, 1), fc_norm=True)
+    model = PublishedModel(config(vocab, 1), flavour, vocab - 1, 8).double()
+    for parameter in model.requires_grad_(False).parameters():
+        parameter.add_(0.6 * torch.randn_like(parameter))
+    draft = PublishedDraft(model, target, vocabulary=torch.arange(1, vocab))
+    return ModelPair(target, draft, tiny_tokenizer(), "tiny", ())
 
 
 RULES = {"chain": ["token", "block"], "dyspec": ["rrsw"], "tree": ["spechub"]}
@@ -45,9 +62,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.few(1)
-def test_distribution_with_a_draft_that_reads_along(case: Case, tmp_path: Path) -> None:
-    pair = eagle_pair(case.size.vocab)
+@pytest.mark.parametrize("make", [published_pair, eagle_pair])
+@pytest.mark.few(5)
+def test_distribution_with_a_draft_that_reads_along(
+    make: Callable[[int], ModelPair], case: Case, tmp_path: Path
+) -> None:
+    pair = make(case.size.vocab)
     stop = ConfidenceBefore(0.5) if case.builds == "chain" else None
     found, traces = decoded_distribution(engine(pair, case, tmp_path, stop), case.size.length)
 

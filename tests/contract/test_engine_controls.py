@@ -1,12 +1,24 @@
-"""Structures that take drawn tokens back: the enumerated distribution of the engine shows the bias,
-by the amounts published."""
+"""Engines that take drawn tokens back, and what SpecBranch prints: the enumerated distribution of
+the engine shows the bias, by the amounts published."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from decoding.engines import overlapped
+from decoding.engines.branching import Always, Drafter
+from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import Verifier
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.confidence_before import ConfidenceBefore
+from decoding.stopping.hrad import ALL, NONE, SOME
 from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
+from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from tests.contract.engines import (
@@ -17,7 +29,30 @@ from tests.contract.engines import (
     toy_pair,
 )
 from tests.contract.enumeration import largest_error, total_variation
-from tests.contract.lossy import Pruning
+from tests.contract.lossy import (
+    AnyPassing,
+    AsPrinted,
+    CutOnDrawn,
+    Pruning,
+    Redrawing,
+    StoppedOnDrawn,
+    TopAnyPassing,
+    TopTokensAsDrawn,
+    UnsureAsCandidate,
+    WidthOfSecond,
+)
+
+
+def check_biased(engine: Any, length: int, error: float = 1e-2, least: float = 0.03) -> None:
+    distribution, traces = decoded_distribution(engine, length)
+    exact = target_distribution(engine.pair, OFF, length)
+    off = total_variation(distribution, exact)
+    print(f"total variation {off:.3f} over {len(traces)} paths")
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-9)
+    assert largest_error(distribution, exact) > error and least < off < 0.4
+
+
+SLIGHT = 3e-3, 1e-2  # bounds for what overlapped engines show in a few tokens
 
 
 class DroppingChain(Chain):
@@ -49,13 +84,64 @@ def test_engine_that_prunes_drawn_nodes_by_value_is_caught() -> None:
     )
 
 
-def check_biased(engine: SerialEngine, length: int) -> None:
-    distribution, traces = decoded_distribution(engine, length)
-    exact = target_distribution(engine.pair, OFF, length)
-    name = type(engine.structure).__name__
-    print(
-        f"{name}: total variation {total_variation(distribution, exact):.3f} over {len(traces)}"
-        " paths"
+def overlapped_engine(
+    branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2, seed: int = 31
+) -> OverlappedEngine:
+    classes, structure = Always(outcome, Confidence(0.4)), BranchPoint(gamma, k_max)
+    return OverlappedEngine(
+        toy_pair(3, seed), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False
     )
-    assert largest_error(distribution, exact) > 1e-2
-    assert 0.03 < total_variation(distribution, exact) < 0.4
+
+
+def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
+    monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
+    classes, parts = Always(SOME, Confidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
+    biased = OverlappedEngine(toy_pair(2, 9), BranchPoint(3, 4), classes, *parts, overlap=False)
+    check_biased(biased, 4, *SLIGHT)
+
+
+def test_an_unsure_token_that_is_redrawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlapped, "Drafter", Redrawing)
+    check_biased(overlapped_engine(RrswVerifier(), SOME), 3, *SLIGHT)
+
+
+@pytest.mark.parametrize(("drafter", "outcome"), [(CutOnDrawn, SOME), (StoppedOnDrawn, ALL)])
+def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
+    drafter: type[Drafter], outcome: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut by posterior selection, or as it grows."""
+    monkeypatch.setattr(overlapped, "Drafter", drafter)
+    classes, parts = (
+        Always(outcome, ConfidenceBefore(0.4)),
+        (TokenVerifier(), RrswVerifier(), OFF, OFF),
+    )
+    biased = OverlappedEngine(
+        toy_pair(2, 35), BranchPoint(3, 2), classes, *parts, overlap=False, pre_verify=True
+    )
+    check_biased(biased, 4, *SLIGHT)
+
+
+def test_a_width_read_off_a_token_that_may_go_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlapped, "Drafter", WidthOfSecond)
+    check_biased(
+        overlapped_engine(RrswVerifier(), NONE, k_max=3, gamma=1, seed=25),
+        "width of candidate 2",
+        2,
+    )
+
+
+def test_the_engine_as_printed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of these together."""
+    monkeypatch.setattr(overlapped, "Drafter", AsPrinted)
+    check_biased(overlapped_engine(TopAnyPassing(), SOME, k_max=4, seed=23), 3, *SLIGHT)
+
+
+def test_top_tokens_verified_as_if_drawn_are_caught() -> None:
+    check_biased(overlapped_engine(TopTokensAsDrawn(), NONE, k_max=4), 3, *SLIGHT)
+
+
+def test_the_best_of_all_passing_branches_is_caught() -> None:
+    check_biased(overlapped_engine(AnyPassing(), NONE, gamma=1, seed=33), 2, *SLIGHT)

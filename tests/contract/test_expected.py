@@ -36,7 +36,7 @@ def expected(decoder: SerialEngine, length: int) -> list[float]:
 
     def run(sampler: Sampler) -> Counts:
         context = RoundContext(committed, length, 0, hidden, models[0].embed, decoder.eos_ids)
-        found = decoder.outlook(context, sampler)
+        found = decoder.expected(context, sampler)
         assert [model.length for model in models] == before
         return expected_counts(found.draft, found.verdict.end_prob, decoder.eos_ids)
 

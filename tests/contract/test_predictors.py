@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from data_gen.samples import inputs_of, read_inputs, read_samples
 from data_gen.storage.dataset import Harvest
-from decoding.stopping.hrad import load_classifier
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.hrad import HRADStop
 from predictors import hrad
 from predictors.base import Predictor, load_predictor, save_predictor, settings
 from predictors.calibration import Calibration, balanced, calibrate, cross_entropy
@@ -219,7 +220,7 @@ def test_lengths_are_learned_like_classes(harvest: Harvest, tmp_path: Path, labe
     save(lengths, tmp_path, rows.shape[1])
     assert load_predictor(tmp_path).classes == ("0", "1", "2", "3", "4")
     with pytest.raises(UserError, match="as none, some or all"):
-        load_classifier(tmp_path)
+        HRADStop(tmp_path, Confidence(0.2))
 
 
 @pytest.mark.parametrize("age", [1, 2])

@@ -140,7 +140,7 @@ def cache(lm: CachedLM) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("length", [1, 2, 6])
 @pytest.mark.parametrize(("builds", "verifier"), SHAPES)
-def test_caches_after_an_outlook_are_those_before(
+def test_caches_after_an_expectation_are_those_before(
     builds: DraftStructure, verifier: Verifier, length: int
 ) -> None:
     """And a decode from there has the first round that it would have had."""
@@ -152,7 +152,7 @@ def test_caches_after_an_outlook_are_those_before(
         prefill(lm, text)
     before = cache(pair.target), cache(pair.draft)
     for seed in (1, 2, 4):
-        found = engine.outlook(RoundContext(text, 10), Sampler.seeded(seed))
+        found = engine.expected(RoundContext(text, 10), Sampler.seeded(seed))
         after = cache(pair.target), cache(pair.draft)
         torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert (found.draft.token, found.draft.parent) == (first.draft_tokens, first.draft_parents)

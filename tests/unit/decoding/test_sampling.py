@@ -60,11 +60,6 @@ def test_broken_logits_are_refused(warp: Warp, bad: float) -> None:
         warp.probs(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
 
 
-def test_warp_survives_a_dict() -> None:
-    warp = Warp(0.7, 50, 0.9)
-    assert Warp.from_dict(warp.to_dict()) == warp
-
-
 def test_pick_inverts_the_cumulative_sum() -> None:
     probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
     uniform = torch.tensor([0.0, 0.2499, 0.2501, 0.9999, 1 - 2.0**-53], dtype=torch.float64)

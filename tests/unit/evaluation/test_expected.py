@@ -63,10 +63,10 @@ def prefilled(models: SimpleNamespace) -> RoundContext:
 def test_it_is_the_average_of_real_verdicts(make: object) -> None:
     models = pair()
     engine, context = make(models), prefilled(models)
-    outlook = engine.outlook(context, Sampler.seeded(3))
-    accepted, tokens = expected_counts(outlook.draft, outlook.verdict.end_prob)
+    drafted = engine.expected(context, Sampler.seeded(3))
+    accepted, tokens = expected_counts(drafted.draft, drafted.verdict.end_prob)
     sampler = Sampler.seeded(0)
-    drawn = [sample_verdict(outlook.draft, outlook.verdict, sampler) for _ in range(4000)]
+    drawn = [sample_verdict(drafted.draft, drafted.verdict, sampler) for _ in range(4000)]
     assert np.mean([one.accepted for one in drawn]) == pytest.approx(accepted, abs=0.08)
     assert tokens == pytest.approx(accepted + 1)
 
@@ -74,15 +74,15 @@ def test_it_is_the_average_of_real_verdicts(make: object) -> None:
 def test_token_by_token_it_is_the_closed_form() -> None:
     models = pair()
     context = prefilled(models)
-    outlook = chain(models).outlook(context, Sampler.seeded(3))
+    drafted = chain(models).expected(context, Sampler.seeded(3))
     text, kept, expected = TEXT.tokens[:5].tolist(), 1.0, 0.0
-    for token in outlook.draft.token:
+    for token in drafted.draft.token:
         p, q = (model.distribution(tuple(text))[token] for model in (models.target, models.draft))
         kept *= min(1.0, float(p / q))
         expected += kept
         text.append(token)
-    assert len(outlook.draft) == outlook.forwards == 4
-    accepted, _ = expected_counts(outlook.draft, outlook.verdict.end_prob)
+    assert len(drafted.draft) == drafted.forwards == 4
+    accepted, _ = expected_counts(drafted.draft, drafted.verdict.end_prob)
     assert accepted == pytest.approx(expected, abs=1e-6)
 
 

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -35,103 +36,41 @@ from tests.helpers.training.checkpoints import write_checkpoint
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
 ON_GPU = SimpleNamespace(device=torch.device("cuda"), reads_target=False)
+SPLIT = SimpleNamespace(target=PAIR.target, draft=ON_GPU)
 
 
 def build(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> SerialEngine:
     return SerialEngine(PAIR, structure, stop, verifier, Warp(), Warp())
 
 
-@pytest.mark.parametrize(
-    ("structure", "stop", "verifier", "said"),
-    [
-        (
-            SpecInfer([2]),
-            Never(),
-            RrswVerifier(),
-            "structure, verifier: SpecInfer draws siblings by iid, RrswVerifier",
-        ),
-        (
-            SpecInfer([2]),
-            Never(),
-            SpecHubVerifier(),
-            "structure, verifier: SpecInfer draws siblings by iid",
-        ),
-        (
-            DySpecHeap(4),
-            Never(),
-            RrsVerifier(),
-            "structure, verifier: DySpecHeap draws siblings by without_replacement",
-        ),
-        (
-            DySpecLayers(0.1, 4),
-            Never(),
-            PointMassVerifier(),
-            "structure, verifier: DySpecLayers draws",
-        ),
-        (
-            WidthTree([3, 1]),
-            Never(),
-            SpecHubVerifier(),
-            "structure, verifier: WidthTree puts up to 3 candidates",
-        ),
-        (
-            BranchPoint(4, 3),
-            Never(),
-            SpecHubVerifier(),
-            "structure, verifier: BranchPoint puts up to 3 candidates",
-        ),
-        (
-            ParallelPaths(3, 2),
-            Never(),
-            SpecHubVerifier(),
-            "structure, verifier: ParallelPaths puts up to 3",
-        ),
-        (
-            WidthTree([2]),
-            Never(),
-            TokenVerifier(),
-            "structure, verifier: WidthTree drafts a tree, TokenVerifier",
-        ),
-        (
-            WidthTree([2]),
-            Never(),
-            ParallelVerifier("block"),
-            "structure, verifier: WidthTree drafts a tree, Parallel",
-        ),
-        (
-            BranchPoint(4, 2),
-            Never(),
-            BlockVerifier(),
-            "structure, verifier: BranchPoint drafts a branch_point",
-        ),
-        (
-            BranchPoint(4, 2),
-            Never(),
-            ParallelVerifier("token"),
-            "structure, verifier: BranchPoint drafts",
-        ),
-        (
-            ParallelPaths(2, 2),
-            Never(),
-            TokenVerifier(),
-            "structure, verifier: ParallelPaths drafts a paths",
-        ),
-        (
-            WidthTree([2]),
-            Fixed(2),
-            RrsVerifier(),
-            "structure, stop: WidthTree asks no stop rule, and Fixed is set",
-        ),
-        (DySpecHeap(4), Fixed(2), RrswVerifier(), "structure, stop: DySpecHeap asks no stop rule"),
-        (Lookup(3, 1, 4), Fixed(2), TokenVerifier(), "structure, stop: Lookup asks no stop rule"),
-    ],
-)
-def test_misfits_are_refused(
-    structure: DraftStructure, stop: StopRule, verifier: Verifier, said: str
+NO_FIT = [  # structure, verifier, what is said of them
+    (SpecInfer([2]), RrswVerifier(), "SpecInfer draws siblings by iid, RrswVerifier"),
+    (SpecInfer([2]), SpecHubVerifier(), "SpecInfer draws siblings by iid"),
+    (DySpecHeap(4), RrsVerifier(), "DySpecHeap draws siblings by without_replacement"),
+    (DySpecLayers(0.1, 4), PointMassVerifier(), "DySpecLayers draws"),
+    (WidthTree([3, 1]), SpecHubVerifier(), "WidthTree puts up to 3 candidates"),
+    (BranchPoint(4, 3), SpecHubVerifier(), "BranchPoint puts up to 3 candidates"),
+    (ParallelPaths(3, 2), SpecHubVerifier(), "ParallelPaths puts up to 3"),
+    (WidthTree([2]), TokenVerifier(), "WidthTree drafts a tree, TokenVerifier"),
+    (WidthTree([2]), ParallelVerifier("block"), "WidthTree drafts a tree, Parallel"),
+    (BranchPoint(4, 2), BlockVerifier(), "BranchPoint drafts a branch_point"),
+    (BranchPoint(4, 2), ParallelVerifier("token"), "BranchPoint drafts"),
+    (ParallelPaths(2, 2), TokenVerifier(), "ParallelPaths drafts a paths"),
+]
+ASKS_NO_RULE = [
+    (WidthTree([2]), RrsVerifier(), "WidthTree asks no stop rule, and Fixed is set"),
+    (DySpecHeap(4), RrswVerifier(), "DySpecHeap asks no stop rule"),
+    (Lookup(3, 1, 4), TokenVerifier(), "Lookup asks no stop rule"),
+]
+
+
+@pytest.mark.parametrize(("structure", "verifier", "reason"), NO_FIT + ASKS_NO_RULE)
+def test_what_does_not_fit_is_refused(
+    structure: DraftStructure, verifier: Verifier, reason: str
 ) -> None:
-    with pytest.raises(UserError) as error:
-        build(structure, stop, verifier)
-    assert str(error.value).startswith(said)
+    asks = "asks no stop rule" in reason
+    with pytest.raises(UserError, match=f"^structure, {'stop' if asks else 'verifier'}: {reason}"):
+        build(structure, Fixed(2) if asks else Never(), verifier)
 
 
 @pytest.mark.parametrize(
@@ -155,49 +94,45 @@ def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier:
     assert (engine.structure, engine.stop, engine.verifier) == (structure, stop, verifier)
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"structure": Chain(4)}, "structure, engine: Chain does not branch off"),
-        ({"verifier": RrswVerifier()}, "verifier, engine: RrswVerifier does not verify pending"),
-        ({"branch_verifier": BlockVerifier()}, "engine.branch_verifier, engine: BlockVerifier"),
-        (
-            {"branch_verifier": SpecHubVerifier()},
-            "structure, engine.branch_verifier: BranchPoint spawns up to 3",
-        ),
-        ({"stop": Fixed(2)}, "stop, engine: Fixed does not say how far"),
-        (
-            {"branch_verifier": "spechub"},
-            "engine.branch_verifier, engine: str does not choose among candidates. Set ver",
-        ),
-        (
-            {"pair": SimpleNamespace(target=PAIR.target, draft=ON_GPU), "draft_threads": 1},
-            "engine.draft_threads, pair.draft_device: ",
-        ),
-    ],
-)
-def test_misfits_of_an_overlapped_engine_are_refused(parts: dict, said: str) -> None:
-    fitting = {
-        "pair": PAIR,
-        "structure": BranchPoint(4, 3),
-        "stop": Never(),
-        "verifier": TokenVerifier(),
-        "branch_verifier": RrswVerifier(),
-    }
-    OverlappedEngine(**fitting, warp=Warp(), draft_warp=Warp())
-    with pytest.raises(UserError) as error:
-        OverlappedEngine(**fitting | parts, warp=Warp(), draft_warp=Warp())
-    assert str(error.value).startswith(said)
+FITTING = {
+    "pair": PAIR,
+    "structure": BranchPoint(4, 3),
+    "stop": Never(),
+    "verifier": TokenVerifier(),
+    "branch_verifier": RrswVerifier(),
+}
 
 
-def test_classes_of_another_draft_length_are_refused(tmp_path: Path) -> None:
+def overlapped(**parts: Any) -> OverlappedEngine:
+    return OverlappedEngine(**FITTING | parts, warp=Warp(), draft_warp=Warp())
+
+
+NO_OVERLAP = [
+    ({"structure": Chain(4)}, "structure, engine: Chain does not branch off"),
+    ({"verifier": RrswVerifier()}, "verifier, engine: RrswVerifier does not verify pending"),
+    ({"branch_verifier": BlockVerifier()}, "engine.branch_verifier, engine: BlockVerifier"),
+    ({"branch_verifier": SpecHubVerifier()}, "structure, engine.branch_verifier: .* up to 3"),
+    ({"stop": Fixed(2)}, "stop, engine: Fixed does not say how far"),
+    ({"branch_verifier": "spechub"}, "engine.branch_verifier, engine: str does not choose"),
+    ({"pair": SPLIT, "draft_threads": 1}, "engine.draft_threads, pair.draft_device: "),
+    ({"draft_threads": 64}, "engine.draft_threads: 64 leaves the target none"),
+]
+
+
+@pytest.mark.parametrize(("parts", "reason"), NO_OVERLAP)
+def test_what_does_not_fit_an_overlapped_engine_is_refused(parts: dict, reason: str) -> None:
+    overlapped()
+    with pytest.raises(UserError, match=f"^{reason}"):
+        overlapped(**parts)
+
+
+def test_classes_of_another_length_or_with_another_rule_are_refused(tmp_path: Path) -> None:
     learned = stop_rule("hrad", tmp_path, {}, gamma=2)
-    with pytest.raises(
-        UserError, match="structure.gamma_max, stop.checkpoint: .*Set structure.gamma_max=2"
-    ):
-        OverlappedEngine(
-            PAIR, BranchPoint(4, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp()
-        )
+    with pytest.raises(UserError, match="^structure.gamma_max, stop.check.*structure.gamma_max=2"):
+        overlapped(stop=learned)
+    learned.confidence = Never()
+    with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
+        overlapped(stop=learned)
 
 
 @pytest.mark.parametrize(("age", "fits"), [(0, {False, True}), (1, {True}), (2, set())])
@@ -206,30 +141,11 @@ def test_a_predictor_of_older_states_is_asked_a_priori_alone(
 ) -> None:
     """Of age 0 both ways, as in the paper."""
     checkpoint = write_checkpoint(tmp_path, "hrad", 3, gamma=3, settings={"age": age})
-    learned = HRADStop(checkpoint, Confidence(0.4))
+    parts = {"structure": BranchPoint(3, 3), "stop": HRADStop(checkpoint, Confidence(0.4))}
     for a_priori in (False, True):
-        parts = {
-            **{"pair": PAIR, "structure": BranchPoint(3, 3), "stop": learned},
-            **{"verifier": TokenVerifier(), "branch_verifier": RrswVerifier()},
-            "a_priori": a_priori,
-        }
-        refused = (
-            nullcontext()
-            if a_priori in fits
-            else pytest.raises(
-                UserError, match=rf"^stop\.checkpoint: .*predictor\.age={a_priori:d}"
-            )
-        )
+        message = rf"^stop\.checkpoint: .*predictor\.age={a_priori:d}"
+        refused = nullcontext() if a_priori in fits else pytest.raises(UserError, match=message)
         with refused:
-            OverlappedEngine(**parts, warp=Warp(), draft_warp=Warp())
+            overlapped(**parts, a_priori=a_priori)
         with refused:
-            settings_of({**parts, "pre_verify": False})
-
-
-def test_a_confidence_rule_that_cannot_cut_a_branch_is_refused(tmp_path: Path) -> None:
-    learned = stop_rule("hrad", tmp_path, {})
-    learned.confidence = Never()
-    with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
-        OverlappedEngine(
-            PAIR, BranchPoint(3, 3), learned, TokenVerifier(), RrswVerifier(), Warp(), Warp()
-        )
+            settings_of({**FITTING, **parts, "a_priori": a_priori, "pre_verify": False})

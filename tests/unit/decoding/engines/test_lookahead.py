@@ -9,9 +9,7 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine, NgramPool, Window, merged
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp
-from decoding.trace import Trace
 from evaluation.lossless import broken_invariants
-from runtime.errors import UserError
 
 GREEDY = Warp(0.0)
 NOBODY = frozenset[int]()
@@ -145,40 +143,20 @@ def test_greedy_output_is_autoregressive(
     pair = model(vocab)
     expected = AutoregressiveEngine(pair, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
     trace = engine(pair, *settings, prompt_pool).decode(prompt, 40, Sampler.seeded(1))
-    assert trace.tokens == expected
-    if settings != (
-        1,
-        2,
-        1,
-    ):  # whose one guess is always last time's token, and this text alternates
-        assert sum(round_.accepted for round_ in trace.rounds) > 0
-    assert not broken_invariants(trace, 40, NOBODY)
-    assert pair.target.length == len(prompt) + 39
-    assert pair.target.forwards == len(trace.rounds) + (len(prompt) > 1)
-    assert sum(trace.stages.values()) <= trace.decode_seconds
-
-
-def depth(trace: Trace) -> list[int]:
-    """Of each round's draft."""
-    found = []
-    for round_ in trace.rounds:
-        depths = [0]
-        for parent in round_.draft_parents:
-            depths.append(depths[parent] + 1)
-        found.append(max(depths))
-    return found
+    assert trace.tokens == expected and not broken_invariants(trace, 40, NOBODY)
+    # One guess per key is always last time's token, and this text alternates
+    assert settings == (1, 2, 1) or sum(round_.accepted for round_ in trace.rounds) > 0
 
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_draft_is_limited_by_what_may_still_be_committed(length: int) -> None:
-    trace = engine(model(2), 3, 5, 4, warp=Warp()).decode(
-        [0, 1] * 6, length, Sampler.seeded(length)
-    )
-    room = length
-    for round_, deepest in zip(trace.rounds, depth(trace), strict=True):
-        assert deepest <= min(room - 1, 4)
-        room -= len(round_.tokens)
-    assert room == 0 and depth(trace)[0] == min(length - 1, 4)
+    decoder = engine(model(2), 3, 5, 4, warp=Warp())
+    trace = decoder.decode([0, 1] * 6, length, Sampler.seeded(length))
+    left = length
+    for round_ in trace.rounds:
+        assert round_.depth <= min(left - 1, 4)
+        left -= len(round_.tokens)
+    assert left == 0 and trace.rounds[0].depth == min(length - 1, 4)
 
 
 @pytest.mark.parametrize("max_length", range(4, 20))
@@ -198,33 +176,3 @@ def test_no_row_lies_beyond_the_context(settings: tuple[int, int, int], max_leng
     pair.target.forward = watched
     trace = engine(pair, *settings).decode(prompt, 99, Sampler.seeded(0))
     assert len(trace.tokens) == max_length - len(prompt) and max(farthest) <= max_length
-
-
-@pytest.mark.parametrize("eos", range(5))
-def test_eos_ends_n_grams_and_the_output(eos: int) -> None:
-    pair, ids = model(), frozenset({eos})
-    prompt = [0, 1, 2, 3, 4, 0, 2, 4, 1]
-    expected = AutoregressiveEngine(pair, GREEDY, ids).decode(prompt, 30, Sampler.seeded(0)).tokens
-    trace = engine(pair, 4, 4, 5, eos_ids=ids).decode(prompt, 30, Sampler.seeded(0))
-    assert trace.tokens == expected and not broken_invariants(trace, 30, ids)
-    for round_ in trace.rounds:
-        assert eos not in {
-            round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent
-        }
-
-
-def test_accepted_eos_has_no_bonus_token() -> None:
-    lm = TableLM(lambda context: torch.tensor([0.0, 1.0]).double())
-    always = SimpleNamespace(target=lm, draft=lm)
-    trace = engine(always, eos_ids=frozenset({1})).decode([0, 1, 0], 9, Sampler.seeded(0))
-    assert trace.tokens == [1]
-    assert (trace.rounds[0].draft_tokens, trace.rounds[0].accepted) == ([1], 1)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "max_new", "key"),
-    [([], 5, "prompt: empty"), ([1] * 8, 5, "max_length"), ([1], 0, "max_new_tokens")],
-)
-def test_bad_requests(prompt: list[int], max_new: int, key: str) -> None:
-    with pytest.raises(UserError, match=key):
-        engine(model(max_length=8)).decode(prompt, max_new, Sampler.seeded(0))
