@@ -93,8 +93,8 @@ def tree_mask(parents: Sequence[int], order: Sequence[int], prefix: int) -> Tens
 
 
 def breadth_first(parents: Sequence[int]) -> list[int]:
-    """Return the rows of a tree level by level, each level as they were added; row 0 first. parents: of rows
-    1, 2, ..."""
+    """Return the rows of a tree level by level, each level as they were added; row 0 first.
+    parents: of rows 1, 2, ..."""
     depth = [0]
     for parent in parents:
         depth.append(depth[parent] + 1)
@@ -102,9 +102,9 @@ def breadth_first(parents: Sequence[int]) -> list[int]:
 
 
 def heavy_path(parents: Sequence[int]) -> list[int]:
-    """Return the rows of a tree in pre-order, of each row's children the one with the largest subtree first
-    (of equal ones the first that was added); row 0 comes first. parents: of rows 1, 2, ..., each
-    before its children."""
+    """Return the rows of a tree in pre-order, of each row's children the one with the largest
+    subtree first (of equal ones the first that was added); row 0 comes first. parents: of rows 1,
+    2, ..., each before its children."""
     size = [1] * (len(parents) + 1)
     for row in range(len(parents), 0, -1):
         size[parents[row - 1]] += size[row]
@@ -117,8 +117,8 @@ def heavy_path(parents: Sequence[int]) -> list[int]:
 
 
 def filled(mask: Tensor, block: int) -> Tensor:
-    """Return bool [block rows, block columns], in which blocks anything is visible; those at the edges may
-    be smaller."""
+    """Return bool [block rows, block columns], in which blocks anything is visible; those at the
+    edges may be smaller."""
     height, width = ((-size) % block for size in mask.shape)
     return (
         pad(mask, (0, width, 0, height))

@@ -1,30 +1,58 @@
-"""The pretend device refuses and counts what CUDA would, and decodes as the host does."""
+"""The pretend device refuses and counts what CUDA would; on it, or on two, everything draws and
+decodes what it does on the host."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from numpy import ndarray
 from torch import Tensor
 
+from decoding.draft import Draft, RoundContext
+from decoding.draft_tree import DraftTree
+from decoding.engines.lookahead import LookaheadEngine
+from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
-from decoding.sampling import Sampler, Warp
+from decoding.models.eagle.published import Flavour, PublishedDraft
+from decoding.models.loading import ModelPair
+from decoding.picking import DevicePool
+from decoding.sampling import Sampler, Warp, top_tokens
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.never import Never
+from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
+from decoding.trace import Stopwatch, Trace
+from decoding.verification import WarpedRows
 from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.hsd_released import HsdReleased
+from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
+from tests.contract.engines import ALONE, ASKING, STOP_CASES, Case, Engine, engine, stop_rule
+from tests.contract.rules import load
 from tests.helpers.device.device_report import (
     ENGINES,
     GAMMA,
+    PROMPT,
     WARPS,
     PerRound,
     decoded,
+    harvested,
     pair_on,
+    per_label,
     per_round,
 )
 from tests.helpers.device.pretend_device import pretend
+from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
+from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
+from tests.invariant.test_harvest import GREEDY, RECIPE
 
 ROW = 32 * 4  # bytes of the logits of a row
 AT_MOST = {  # per round; between two devices, rows of q and what H-RAD reads of the target
@@ -231,17 +259,248 @@ def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
 def test_logits_that_are_no_numbers_are_refused(
     side: str, rule: TokenVerifier | BlockVerifier, warp: Warp
 ) -> None:
-    def spoil(_: object, __: object, logits: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 3:
-            logits = logits.clone()
-            logits[:, 0] = float("nan")  # the other rows are as they were
-        return logits
-
-    calls: list[int] = []
     with pretend():
-        pair = pair_on("cuda:0", "cuda:0")
-        getattr(pair, side).model.lm_head.register_forward_hook(spoil)
+        pair = spoiled(pair_on("cuda:0", "cuda:0"), side, 3)
         engine = SerialEngine(pair, Chain(GAMMA), Never(), rule, warp, Warp())
         with pytest.raises(UserError, match="NaN or infinite logits"):
             engine.decode([3, 7, 1], 20, Sampler.seeded(1))
+
+
+UNIFORM = (0.0, 0.25, 0.5, 0.75, 1 - 2.0**-53)
+
+
+@pytest.mark.parametrize(
+    "masses", [[1.0], [0.0, 1.0], [1.0, 0.0], [0.2, 0.0, 0.3, 0.0], [3.0, 0.0, 4.0], [1e-30, 0.0]]
+)
+def test_no_token_of_probability_0_is_drawn(masses: list[float]) -> None:
+    with pretend():
+        drawn = {DevicePool(torch.tensor(masses, device="cuda:0")).pick(u).token for u in UNIFORM}
+    assert drawn <= {token for token, mass in enumerate(masses) if mass > 0}
+
+
+def test_nor_where_a_sum_made_in_parts_rises_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parallel sums round each part in its own way, so they may step at a 0."""
+    uneven = torch.tensor([0.25, 0.25 + 2.0**-30, 0.5, 1.0, 1.0 + 2.0**-30], dtype=torch.float64)
+    monkeypatch.setattr(Tensor, "cumsum", lambda *_, **__: uneven.to("cuda:0"))
+    with pretend():
+        pool = DevicePool(torch.tensor([0.25, 0.0, 0.25, 0.5, 0.0], device="cuda:0"))
+        assert pool.pick(0.25).token in (0, 2) and pool.pick(1 - 2.0**-50).token == 3
+
+
+def test_nothing_is_drawn_from_nothing() -> None:
+    with pretend(), pytest.raises(AssertionError, match="at least one token"):
+        DevicePool(torch.zeros(3, device="cuda:0")).pick(0.5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(), Warp(0.7, 0, 0.9), Warp(0.7, 3)])
+def test_a_row_that_is_no_distribution_is_nan_throughout(warp: Warp, bad: float) -> None:
+    with pretend():
+        row = warp.probs(torch.tensor([1.0, bad, 0.0, 2.0]).to("cuda:0"))
+        assert row.isnan().all()
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            DevicePool(row).pick(0.5)
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            next(top_tokens(row, Sampler.seeded(0)))
+
+
+def spoiled(pair: ModelPair, side: str, forward: int = 2) -> ModelPair:
+    """One row of that forward is NaN."""
+    calls = 0
+
+    def spoil(_: object, __: object, logits: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == forward:
+            logits = logits.clone()
+            logits[:, 0] = math.nan
+        return logits
+
+    getattr(pair, side).model.lm_head.register_forward_hook(spoil)
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("token-{}-chain", "target"),
+        ("block-{}-chain", "target"),
+        ("parallel-{'rule': 'block'}-parallel_paths", "target"),
+        ("point_mass-{}-reranked", "draft"),
+    ],
+)
+def test_nan_ends_in_one_line_as_on_the_host(name: str, side: str, tmp_path: Path) -> None:
+    def decode_on(device: str) -> None:
+        pair = spoiled(pair_on(device, device), side)
+        made = engine(pair, CASES[name], tmp_path, None, Warp(0.8), Warp(0.8))
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            made.decode(PROMPT, 12, Sampler.seeded(4))
+
+    decode_on("cpu")
+    with pretend():
+        decode_on("cuda:0")
+
+
+def test_q_of_copied_and_of_drawn_tokens_keep_their_order() -> None:
+    """Copied ones are on the host where no model has been asked before."""
+    with pretend():
+        lm = pair_on("cuda:0", "cuda:0").draft
+        lm.output_device = lm.device
+        tree = DraftTree(lm, RoundContext(torch.tensor(PROMPT), 9), Warp(), Stopwatch())
+        row = tree.copy(0, 7)
+        drawn = tree.draw(row)
+        tree.copy(drawn, 3)
+        q = tree.q(row)[tree.token[1]].item()
+        assert tree.drawn == [1.0, pytest.approx(q), 1.0]
+
+
+@pytest.mark.parametrize("places", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")])
+def test_hsd_as_released_decodes_there_what_it_decodes_on_the_host(places: tuple[str, str]) -> None:
+    def decode_on(*places: str) -> list[int]:
+        parts = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
+        return SerialEngine(pair_on(*places), *parts).decode(PROMPT, 12, Sampler.seeded(4)).tokens
+
+    expected = decode_on("cpu", "cpu")
+    with pretend():
+        assert decode_on(*places) == expected
+
+
+@pytest.mark.parametrize("name", ["rrs", "rrsw", "point_mass", "spechub"])
+def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
+    q, logits = torch.full((3,), 1 / 3), torch.zeros(4, 3)
+    logits[0, 0] = 99.0  # so that the first child is accepted
+    logits[2] = math.nan
+    with pretend():
+        rows = [row.to("cuda:0") for row in (q, 0 * q, q, 0 * q)]
+        p = WarpedRows(logits.to("cuda:0"), Warp())
+        with pytest.raises(UserError, match="NaN or infinite logits"):
+            load(name).verify(Draft([0, 0, 2], [0, 1, 0], rows), p, Sampler.seeded(0))
+
+
+WARP = Warp(0.8, 0, 0.95)
+CHAIN = "chain x token"
+PLACES = [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
+CASES = {f"{case.rule}-{case.rule_values}-{case.builds}": case for (case,) in
+         (param.values for param in [*ASKING, *ALONE])}  # fmt: skip
+on_host = cache(lambda: pair_on("cpu", "cpu"))
+
+
+def same(make: Callable[[ModelPair], Engine], places: tuple[str, str]) -> None:
+    expected = decode(make(on_host()))
+    with pretend() as counts:
+        found = decode(make(pair_on(*places)))
+    assert found.tokens == expected.tokens and found.tokens
+    drafts = ([each.draft_tokens for each in trace.rounds] for trace in (found, expected))
+    assert next(drafts) == next(drafts)
+    assert counts.bytes["to host"], "nothing was on the device"
+
+
+def decode(engine: Engine) -> Trace:
+    return engine.decode(PROMPT, 12, Sampler.seeded(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_structure_with_every_verifier(
+    name: str, places: tuple[str, str], tmp_path: Path
+) -> None:
+    case: Case = CASES[name]
+    same(lambda pair: engine(pair, case, tmp_path, None, WARP, WARP), places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(("stop", "values"), STOP_CASES)
+def test_every_stop_rule(stop: str, values: dict, places: tuple[str, str], tmp_path: Path) -> None:
+    case = CASES["token-{}-chain"]
+    rule = lambda: stop_rule(stop, tmp_path, values, 3, CONFIG.hidden_size)  # noqa: E731
+    same(lambda pair: engine(pair, case, tmp_path, rule(), WARP, WARP), places)
+
+
+OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
+    "lookahead": lambda pair: LookaheadEngine(pair, 3, 3, 3, True, WARP),
+    "overlapped, in turn": lambda pair: overlapped(pair, False),
+    "overlapped, side by side": lambda pair: overlapped(pair, True),
+}
+
+
+def overlapped(pair: ModelPair, overlap: bool) -> OverlappedEngine:
+    """In turn, or each model in a thread and a stream of its own."""
+    return OverlappedEngine(
+        pair=pair,
+        structure=BranchPoint(3, 2),
+        stop=Confidence(0.4),
+        verifier=TokenVerifier(),
+        warp=WARP,
+        draft_warp=WARP,
+        branch_verifier=RrswVerifier(),
+        overlap=overlap,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_engines(name: str, places: tuple[str, str]) -> None:
+    same(OTHERS[name], places)
+
+
+def published_on(flavour: Flavour) -> Callable[[str, str], ModelPair]:
+    def made(target: str, draft: str) -> ModelPair:
+        lm = CachedLM(tiny_models()[0].requires_grad_(False).float().to(target))
+        model = random_model(flavour, says=len(SAYS)).float().to(draft)
+        draft_lm = PublishedDraft(model, lm, vocabulary=SAYS)
+        return ModelPair(lm, draft_lm, tiny_tokenizer(), "tiny", (EOS,))
+
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", FLAVOURS)
+def test_published_drafts(name: str, places: tuple[str, str]) -> None:
+    made = published_on(FLAVOURS[name])
+    expected, _ = decoded(made("cpu", "cpu"), CHAIN, WARP, 12)
+    with pretend():
+        found, counts = decoded(made(*places), CHAIN, WARP, 12)
+    assert found.tokens == expected.tokens
+    between = counts.bytes["between"] > 0
+    assert between == (places[0] != places[1]), "the target's states go to the draft"
+
+
+# Per rollout token that is labelled, as it is today: upper bounds of bytes to the host, bytes to
+# the device, and waits.
+HARVESTS = {
+    "sampled": (RECIPE, (290, 170, 4.0)),
+    "greedy": (GREEDY, (240, 85, 2.4)),
+    "greedy, draft sampled": (replace(RECIPE, warp=GREEDY.warp), (290, 170, 4.0)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("name", HARVESTS)
+def test_a_harvest_has_the_hosts_records(name: str, places: tuple[str, str]) -> None:
+    recipe, bounds = HARVESTS[name]
+    expected, _ = harvested(on_host(), recipe)
+    with pretend():
+        found, counts = harvested(pair_on(*places), recipe)
+    for kind in expected:
+        for ours, theirs in zip(found[kind], expected[kind], strict=True):
+            assert ours.keys() == theirs.keys()
+            for column in ours:
+                same_values(ours[column], theirs[column])
+    each = per_label(found, counts)
+    assert all(value <= bound for value, bound in zip(each, bounds, strict=True)), each
+
+
+def same_values(ours: Any, theirs: Any) -> None:
+    """Up to rounding. Packed hidden states are the bits of bfloat16."""
+    if isinstance(ours, ndarray):
+        pair = (torch.from_numpy(packed).view(torch.bfloat16) for packed in (ours, theirs))
+        torch.testing.assert_close(*pair, atol=1e-2, rtol=1e-2)
+    elif isinstance(ours, Tensor):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    else:
+        assert ours == theirs
