@@ -25,9 +25,17 @@ WARM_UP_TOKENS = 12
 
 @runtime_checkable
 class Engine(Protocol):
-    """Decodes a request. Two attributes are optional: `records_drafts` is False where traces do not
-    say what was drafted; `make_ready(prompts, max_new_tokens)` is called before anything is timed
-    and returns None, or in a line why the engine cannot run here."""
+    """Decodes a request. A `make_ready(prompts, max_new_tokens)`, where there is one, is called
+    before anything is timed and returns None, or in a line why the engine cannot run here.
+
+    records_drafts: whether traces say what was drafted; caution: what to know where nothing was
+    tuned for it, "" for nothing"""
+
+    @property
+    def records_drafts(self) -> bool: ...
+
+    @property
+    def caution(self) -> str: ...
 
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace: ...
 

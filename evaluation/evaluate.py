@@ -260,7 +260,7 @@ def compare(
         plain = traces[table.BASELINE][: len(prompts)]
         p_warp, q_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
         draft = draft_along(compared.pair, prompts, plain, p_warp, q_warp, cfg.longest_draft)
-    recorded = [name for name, each in engines.items() if getattr(each, "records_drafts", True)]
+    recorded = [name for name, each in engines.items() if each.records_drafts]
     verifiers = {
         name: instantiate(methods[name].settings.verifier)
         for name in traces

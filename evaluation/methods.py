@@ -117,13 +117,9 @@ def is_given(key: str, overrides: Iterable[str]) -> bool:
     return any(key == other or key.startswith(f"{other}.") for other in set_keys(overrides))
 
 
-def cautions(methods: Mapping[str, Method], engines: Mapping[str, Any]) -> list[str]:
+def cautions(methods: Mapping[str, Method], engines: Mapping[str, Engine]) -> list[str]:
     """Return what the stop rules of methods that nothing was chosen for say about that."""
-    untuned = {
-        name: getattr(getattr(engine, "stop", None), "caution", "")
-        for name, engine in engines.items()
-        if not methods[name].note
-    }
+    untuned = {name: each.caution for name, each in engines.items() if not methods[name].note}
     return [f"warning: {name}: {caution}" for name, caution in untuned.items() if caution]
 
 

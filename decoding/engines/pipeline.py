@@ -56,12 +56,8 @@ def check_pipeline(pair: Pair) -> tuple[CachedLM, CachedLM, LlamaForward]:
     """Both models, and the target's forward, which can pause. Raises UserError where it cannot, or
     where the draft is no network of its own on the CPU."""
     target, draft = pair.target, pair.draft
-    halves = target.network if isinstance(target, CachedLM) else None
-    if (
-        not isinstance(target, CachedLM)
-        or not isinstance(halves, LlamaForward)
-        or not halves.plain()
-    ):
+    halves = target.in_halves() if isinstance(target, CachedLM) else None
+    if not isinstance(target, CachedLM) or halves is None:
         raise UserError(
             f"{KEY}, pair.target: only a Llama, Mistral or Qwen2 with plain weights on the CPU,"
             f" without hooks and adapters, is split in halves. Set {KEY}=null"

@@ -160,11 +160,6 @@ class Engine(ABC):
         """Wait for what an interrupt has left running of the request before."""
         return
 
-    def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
-        """Do what must be done before anything is timed. Returns in a line why the engine cannot
-        run here, None where it can."""
-        return None
-
     @torch.inference_mode()
     def decode(
         self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None

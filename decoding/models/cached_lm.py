@@ -141,6 +141,12 @@ class CachedLM:
     def _empty_cache(self) -> BufferCache:
         return BufferCache()
 
+    def in_halves(self) -> LlamaForward | None:
+        """Return the forward of the model, where it can pause half-way: that of plain weights on
+        the CPU. None elsewhere."""
+        network = self.network
+        return network if isinstance(network, LlamaForward) and network.plain() else None
+
     def _network_of(self, model: PreTrainedModel) -> Forward:
         self._windows = windows_of(model, self.max_length)
         if self._windows is None and fits(model):

@@ -38,6 +38,7 @@ class GenerateEngine:
     not exactness. Raises UserError for settings that transformers refuses."""
 
     records_drafts = False
+    caution = ""
 
     def __init__(
         self,

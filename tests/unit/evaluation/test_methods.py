@@ -131,13 +131,8 @@ def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
 
 
 def test_a_method_that_nothing_was_chosen_for_says_its_caution() -> None:
-    careful, other = SimpleNamespace(caution="not tuned"), SimpleNamespace()
-    engines = {
-        "untuned": SimpleNamespace(stop=careful),
-        "tuned": SimpleNamespace(stop=careful),
-        "without": SimpleNamespace(stop=other),
-        "plain": SimpleNamespace(),
-    }
+    careful, plain = SimpleNamespace(caution="not tuned"), SimpleNamespace(caution="")
+    engines = {"untuned": careful, "tuned": careful, "plain": plain}
     empty = OmegaConf.create({})
     methods = {name: Method(name, empty) for name in engines}
     methods["tuned"] = Method("tuned", empty, note="stop.threshold=0.4, tuned")
