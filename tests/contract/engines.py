@@ -16,7 +16,7 @@ from torch import Tensor
 from decoding.engines.fit import check_fit
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, Pair, StopRule, Verifier
-from decoding.models.table_lm import Table, TableLM, mixed_table, random_table
+from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.sequoia import write_artefact
@@ -127,18 +127,14 @@ def toy_pair(vocab: int, seed: int, weight: float = 0.5) -> Pair:
 def limited_pair(vocab: int, seed: int, tokens: list[int]) -> Pair:
     """A pair whose draft proposes `tokens` only."""
     pair = toy_pair(vocab, seed)
-    return SimpleNamespace(
-        target=pair.target, draft=TableLM(limited_table(pair.draft.table, tokens))
-    )
+    table = pair.draft.table
 
-
-def limited_table(table: Table, tokens: list[int]) -> Table:
     def distribution(context: tuple[int, ...]) -> Tensor:
         kept = torch.zeros_like(table(context))
         kept[tokens] = table(context)[tokens]
         return kept / kept.sum()
 
-    return distribution
+    return SimpleNamespace(target=pair.target, draft=TableLM(distribution))
 
 
 def stop_rule(
@@ -240,10 +236,8 @@ def engine(
     draft_warp: Warp = OFF,
     eos_ids: frozenset[int] = frozenset(),
 ) -> SerialEngine:
-    drafts, rule = (
-        structure(case.builds, folder, case.size.values),
-        verifier(case.rule, case.rule_values),
-    )
+    drafts = structure(case.builds, folder, case.size.values)
+    rule = verifier(case.rule, case.rule_values)
     return SerialEngine(pair, drafts, stop or Never(), rule, warp, draft_warp, eos_ids)
 
 
@@ -270,21 +264,18 @@ def decoded_distribution(engine: Engine, length: int) -> tuple[Distribution, lis
 def target_distribution(
     pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()
 ) -> Distribution:
-    return autoregressive_distribution(
-        lambda context: warp.probs(pair.target.distribution(context).log()),
-        pair.target.vocab_size,
-        length,
-        PROMPT,
-        eos_ids,
-    )
+    def conditional(context: tuple[int, ...]) -> Tensor:
+        return warp.probs(pair.target.distribution(context).log())
+
+    vocab = pair.target.vocab_size
+    return autoregressive_distribution(conditional, vocab, length, PROMPT, eos_ids)
 
 
 def checked(engine: Engine, length: int) -> list[Trace]:
     """Every decode there is, after a look at their distribution."""
     distribution, traces = decoded_distribution(engine, length)
-    error = largest_error(
-        distribution, target_distribution(engine.pair, engine.warp, length, engine.eos_ids)
-    )
+    exact = target_distribution(engine.pair, engine.warp, length, engine.eos_ids)
+    error = largest_error(distribution, exact)
     print(f"largest error {error:.1e} over {len(traces)} paths")
     assert error < 1e-9
     assert sum(distribution.values()) == pytest.approx(1, abs=1e-9)

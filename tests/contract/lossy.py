@@ -87,10 +87,8 @@ def hsd_parallel(draft: Draft, p: Tensor, carried: bool, uncapped: bool) -> Verd
         if draft.path(rows[count - 1]) != draft.path(accepted[-1]):
             consume(number + 1, weight, accepted, left, start)
             return
-        targets, distributions = (
-            [left, *p[rows[count:]]],
-            [draft.q[row] for row in rows[count - 1 :]],
-        )
+        targets = [left, *p[rows[count:]]]
+        distributions = [draft.q[row] for row in rows[count - 1 :]]
         joint, full = [start], start
         for target, distribution, row in zip(targets, distributions, rows[count:], strict=False):
             ratio = (target / distribution)[draft.token[row - 1]].item()
@@ -126,9 +124,8 @@ def heap_tree(case: Instance, budget: int, sampler: Sampler) -> list[tuple[int, 
     prefixes: list[Prefix] = [()]
     waiting = [(1.0, 0, case.q(()))]
     while waiting and len(nodes) < budget:
-        value, row, distribution = waiting.pop(
-            max(range(len(waiting)), key=lambda i: waiting[i][0])
-        )
+        likeliest = max(range(len(waiting)), key=lambda i: waiting[i][0])
+        value, row, distribution = waiting.pop(likeliest)
         token = sampler.draw(distribution).token
         share, rest = (distribution[token] / distribution.sum()).item(), distribution.clone()
         rest[token] = 0
@@ -282,20 +279,15 @@ class Pruning:
         for token, parent in zip(tree.token, tree.parent, strict=True):
             reach.append(reach[parent] * tree.q(parent)[token].item())
         least = sorted(reach, reverse=True)[: 1 + len(tree.token) // 2][-1]
-        kept = [
-            row for row in range(len(reach)) if reach[row] >= least
-        ]  # a parent is worth more than its children
+        # A parent is worth more than its children
+        kept = [row for row in range(len(reach)) if reach[row] >= least]
         tree.parent = [kept.index(tree.parent[row - 1]) for row in kept if row]
         tree.token = [tree.token[row - 1] for row in kept if row]
         tree.drawn = [tree.drawn[row - 1] for row in kept if row]
-        tree._distributions = {
-            new: tree._distributions[old]
-            for new, old in enumerate(kept)
-            if old in tree._distributions
-        }
-        tree._cached = {
-            new: tree._cached[old] for new, old in enumerate(kept) if old in tree._cached
-        }
+        for facts in (tree._distributions, tree._cached):
+            renamed = {new: facts[old] for new, old in enumerate(kept) if old in facts}
+            facts.clear()
+            facts.update(renamed)
 
 
 class PruningGrown(Pruning, Grown):

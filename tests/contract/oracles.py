@@ -93,19 +93,18 @@ def _best(ratios: list[float], t: int) -> int:
 
 
 def _capped_coin(mass_p: Tensor, mass_q: Tensor) -> float:
-    up, down = (
-        (mass_p - mass_q).clamp(min=0).sum().item(),
-        (mass_q - mass_p).clamp(min=0).sum().item(),
-    )
+    up, down = _divergences(mass_p, mass_q)
     return up / down if down > TINY else 1.0
 
 
 def _naive_coin(mass_p: Tensor, mass_q: Tensor) -> float:
-    up, down = (
-        (mass_p - mass_q).clamp(min=0).sum().item(),
-        (mass_q - mass_p).clamp(min=0).sum().item(),
-    )
+    up, down = _divergences(mass_p, mass_q)
     return up / max(up, down) if max(up, down) > TINY else 1.0
+
+
+def _divergences(mass_p: Tensor, mass_q: Tensor) -> tuple[float, float]:
+    difference = mass_p - mass_q
+    return difference.clamp(min=0).sum().item(), (-difference).clamp(min=0).sum().item()
 
 
 def _masses(draft: Draft, p: Tensor, t: int) -> tuple[float, float]:
@@ -145,15 +144,11 @@ def naive_hsd(draft: Sequence[int], p: Conditional, q: Conditional) -> NaiveHSD:
     target calls on prefixes no draft contained."""
     draft = tuple(draft)
     coins = [_naive_coin(*_joint(draft[:t], p, q)) for t in range(len(draft))]
-    coins.append(
-        min(1.0, math.prod(float(p(draft[:t])[x] / q(draft[:t])[x]) for t, x in enumerate(draft)))
-    )
+    ratios = [float(p(draft[:t])[x] / q(draft[:t])[x]) for t, x in enumerate(draft)]
+    coins.append(min(1.0, math.prod(ratios)))
     coins[0] = 1.0
-    end_prob, distribution, failed = (
-        torch.zeros(len(coins), dtype=torch.float64),
-        dict[Tokens, float](),
-        1.0,
-    )
+    end_prob = torch.zeros(len(coins), dtype=torch.float64)
+    distribution, failed = dict[Tokens, float](), 1.0
     for t in reversed(range(len(coins))):
         end_prob[t] = failed * coins[t]
         failed *= 1 - coins[t]

@@ -42,13 +42,8 @@ class ByTarget(ByContext):
 
     def classify(self, context: RoundContext) -> int:
         assert context.target_hidden is not None
-        return (
-            int(
-                (context.target_hidden.sum() + context.embed(int(context.committed[-1])).sum())
-                * 1e3
-            )
-            % 3
-        )
+        embedding = context.embed(int(context.committed[-1]))
+        return int((context.target_hidden.sum() + embedding.sum()) * 1e3) % 3
 
 
 class Policy(NamedTuple):
@@ -90,22 +85,17 @@ class Policy(NamedTuple):
         )
 
 
+MIXED = None, "drawn"
 POLICIES = [
     Policy(chain, branch, outcome, confidence)
     for chain in CHAIN_RULES
     for branch in BRANCH_RULES
-    for outcome, confidence in [
-        (0, "drawn"),
-        (1, "drawn"),
-        (1, "before"),
-        (2, "drawn"),
-        (None, "drawn"),
-    ]
+    for outcome, confidence in [(0, "drawn"), (1, "drawn"), (1, "before"), (2, "drawn"), MIXED]
 ]
 PRIOR = [  # class "all" keeps the same tokens with and without it
     Policy(chain, branch, outcome, confidence, a_priori=True)
     for chain, branch in [("token", "rrsw"), ("block", "point_mass")]
-    for outcome, confidence in [(0, "drawn"), (1, "before"), (None, "drawn")]
+    for outcome, confidence in [(0, "drawn"), (1, "before"), MIXED]
 ]
 PEARL = [
     Policy(chain, "rrsw", 2, gamma=gamma, k_max=1, pre_verify=True)

@@ -36,10 +36,8 @@ RULES["parallel_token"] = load("parallel", rule="token")
 def outcome(draft: Draft, verdict: Verdict) -> tuple[int, int | None]:
     """Where the path ended and what followed; checks the bookkeeping on the way."""
     follows = verdict.token is not None
-    assert (
-        verdict.path == draft.path(verdict.row)
-        and len(verdict.emitted) == verdict.accepted + follows
-    )
+    assert verdict.path == draft.path(verdict.row)
+    assert len(verdict.emitted) == verdict.accepted + follows
     assert follows == (verdict.row <= draft.closed)
     return verdict.row, verdict.token
 

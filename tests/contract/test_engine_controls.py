@@ -114,10 +114,8 @@ def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
 ) -> None:
     """Cut by posterior selection, or as it grows."""
     monkeypatch.setattr(overlapped, "Drafter", drafter)
-    classes, parts = (
-        Always(outcome, ConfidenceBefore(0.4)),
-        (TokenVerifier(), RrswVerifier(), OFF, OFF),
-    )
+    classes = Always(outcome, ConfidenceBefore(0.4))
+    parts = TokenVerifier(), RrswVerifier(), OFF, OFF
     biased = OverlappedEngine(
         toy_pair(2, 35), BranchPoint(3, 2), classes, *parts, overlap=False, pre_verify=True
     )
@@ -126,11 +124,8 @@ def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
 
 def test_a_width_read_off_a_token_that_may_go_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlapped, "Drafter", WidthOfSecond)
-    check_biased(
-        overlapped_engine(RrswVerifier(), NONE, k_max=3, gamma=1, seed=25),
-        "width of candidate 2",
-        2,
-    )
+    biased = overlapped_engine(RrswVerifier(), NONE, k_max=3, gamma=1, seed=25)
+    check_biased(biased, 2, *SLIGHT)
 
 
 def test_the_engine_as_printed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,17 @@
 to point masses."""
 
 from collections import defaultdict
+from functools import partial
 from itertools import islice
 
 import pytest
 import torch
 
 from decoding.draft import Draft
-from decoding.interfaces import Verifier
 from decoding.picking import Draw
 from decoding.sampling import SMALLEST, Sampler, Warp
 from decoding.verification import sample_verdict
-from tests.contract.enumeration import distribution_of
+from tests.contract.enumeration import distribution_of, largest_error
 from tests.contract.instances import Instance
 from tests.contract.rules import RULES
 from tests.contract.trees import STRUCTURES, as_draft, fits, grow
@@ -42,18 +42,8 @@ def large_case(vocab: int = 50_000) -> Instance:
         target, noise = logits[seen.setdefault(prefix, len(seen))]
         return (target + noise if draft else target).softmax(-1)
 
-    return Instance(
-        vocab,
-        2,
-        lambda prefix: distribution(prefix, False),
-        lambda prefix: distribution(prefix, True),
-    )
-
-
-def large_kind(verifier: Verifier) -> str:
-    return next(
-        kind for kind in ("binary", "three_paths", "chain") if fits(verifier, STRUCTURES[kind])
-    )
+    p, q = (partial(distribution, draft=draft) for draft in (False, True))
+    return Instance(vocab, 2, p, q)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -61,14 +51,13 @@ def test_float32_distributions_of_a_large_vocabulary(name: str) -> None:
     """What decoding feeds it. The walk, in float32, against the distribution, in float64: every
     decision and what follows it."""
     verifier, case = RULES[name], large_case()
-    structure = STRUCTURES[large_kind(verifier)]
+    kinds = (STRUCTURES[kind] for kind in ("binary", "three_paths", "chain"))
+    structure = next(kind for kind in kinds if fits(verifier, kind))
     nodes = grow(case, structure.width, verifier.siblings, Sampler.seeded(5))
     draft, p = as_draft(case, nodes, structure.depth)
     assert p.dtype == torch.float32
-    distribution, follows = (
-        verifier.distribution(draft, p),
-        defaultdict[int, torch.Tensor](lambda: torch.zeros(case.vocab).double()),
-    )
+    distribution = verifier.distribution(draft, p)
+    follows = defaultdict[int, torch.Tensor](lambda: torch.zeros(case.vocab).double())
 
     def run(sampler) -> int:
         decisions = Decisions(sampler)
@@ -78,18 +67,13 @@ def test_float32_distributions_of_a_large_vocabulary(name: str) -> None:
 
     ends = distribution_of(run)
     assert distribution.end_prob.sum().item() == pytest.approx(1, abs=1e-9)
-    off = max(
-        abs(ends.get(row, 0.0) - end) for row, end in enumerate(distribution.end_prob.tolist())
-    )
+    off = largest_error(ends, dict(enumerate(distribution.end_prob.tolist())))
     apart = max(
         (follows[row] / ends[row] - distribution.residual(row)).abs().sum().item() / 2
         for row in ends
         if ends[row] > 1e-3
     )
-    print(
-        f"{name}: float32 walk off by {off:.1e} in where it ends, {apart:.1e} (total variation) in"
-        " what follows"
-    )
+    print(f"{name}: off by {off:.1e} in where it ends, {apart:.1e} in what follows")
     assert off < 1e-5 and apart < 1e-5
 
 
@@ -131,20 +115,13 @@ def position_error(name: str, p: torch.Tensor, q: torch.Tensor, width: int, lazi
         leaves = [torch.zeros_like(q)] * len(tokens)
         draft = Draft([0] * len(tokens), tokens, [q, *leaves])
         rows = p.expand(len(tokens) + 1, -1)
-        plain = None if lazily else verifier.distribution(draft, rows)
-        verdict = (
-            sample_verdict(draft, plain, sampler)
-            if plain
-            else verifier.verify(draft, rows, sampler)
-        )
-        return verdict.emitted[0]
+        if lazily:
+            return verifier.verify(draft, rows, sampler).emitted[0]
+        return sample_verdict(draft, verifier.distribution(draft, rows), sampler).emitted[0]
 
     distribution, exact = distribution_of(first), p.double() / p.double().sum()
     assert sum(distribution.values()) == pytest.approx(1, abs=1e-5)
-    return max(
-        abs(distribution.get(token, 0.0) - probability)
-        for token, probability in enumerate(exact.tolist())
-    )
+    return largest_error(distribution, dict(enumerate(exact.tolist())))
 
 
 @pytest.mark.parametrize("lazily", [True, False], ids=["walk", "distribution"])
@@ -154,9 +131,8 @@ def test_drafts_that_are_nearly_point_masses(name: str, width: int, lazily: bool
     for logits, warp in NEARLY:
         q = warp.probs(torch.tensor(logits))
         for target in TARGETS:
-            worst = max(
-                worst, position_error(name, Warp().probs(torch.tensor(target)), q, width, lazily)
-            )
+            p = Warp().probs(torch.tensor(target))
+            worst = max(worst, position_error(name, p, q, width, lazily))
     print(f"{name}, {width} candidates: largest error {worst:.1e}")
     assert worst < 1e-5
 
@@ -168,11 +144,8 @@ def test_what_is_below_the_smallest_probability_is_zero() -> None:
             probs = warp.probs(torch.tensor(logits, dtype=dtype))
             assert ((probs == 0) == (exact < SMALLEST)).all()
             torch.testing.assert_close(probs.double(), exact, rtol=1e-4, atol=SMALLEST)
-    assert (Warp().probs(torch.tensor([0.0, -69.0, -69.1])) > 0).tolist() == [
-        True,
-        True,
-        False,
-    ]  # e^-69.08 = 1e-30
+    at_the_edge = Warp().probs(torch.tensor([0.0, -69.0, -69.1]))  # e^-69.08 = 1e-30
+    assert (at_the_edge > 0).tolist() == [True, True, False]
     assert Warp(top_p=0.9).probs(torch.tensor([0.0, -90.0])).tolist() == [1, 0]
 
 

@@ -105,10 +105,8 @@ def test_greedy_target_is_autoregressive_whatever_is_drawn(
 ) -> None:
     pair, length = toy_pair(3, 5), length_of(policy) + 1
     expected = AutoregressiveEngine(pair, GREEDY).decode(PROMPT, length, Sampler.seeded(0)).tokens
-    assert all(
-        trace.tokens == expected
-        for trace in checked(policy.engine(pair, GREEDY, draft_warp), length)
-    )
+    traces = checked(policy.engine(pair, GREEDY, draft_warp), length)
+    assert all(trace.tokens == expected for trace in traces)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +132,8 @@ def test_distribution_with_eos(policy: Policy, eos: int) -> None:
 def test_distribution_of_longer_drafts(
     chain_rule: str, outcome: int | None, confidence: str
 ) -> None:
-    checked(
-        Policy(chain_rule, "rrsw", outcome, confidence, gamma=3, k_max=4).engine(toy_pair(2, 9)), 5
-    )
+    policy = Policy(chain_rule, "rrsw", outcome, confidence, gamma=3, k_max=4)
+    checked(policy.engine(toy_pair(2, 9)), 5)
 
 
 @pytest.mark.slow
@@ -156,9 +153,8 @@ def test_distribution_of_what_posterior_selection_keeps_of_longer_texts() -> Non
 def test_distribution_under_classes_read_off_the_target(policy: Policy) -> None:
     """Its states at the last verified position, and, for a branch, the embedding of the branch's
     first token."""
-    traces = checked(
-        policy.engine(toy_pair(3, 31), classes=ByTarget(Confidence(0.4))), length_of(policy)
-    )
+    decoder = policy.engine(toy_pair(3, 31), classes=ByTarget(Confidence(0.4)))
+    traces = checked(decoder, length_of(policy))
     assert len({round_.predicted[0] for trace in traces for round_ in trace.rounds}) > 1
 
 
@@ -174,8 +170,7 @@ def test_a_draft_that_is_the_target_is_accepted(policy: Policy) -> None:
     engine = policy.engine(toy_pair(3, 8, weight=1.0))
 
     def rejected(sampler: Sampler) -> bool:
-        return any(
-            round_.rejected for round_ in engine.decode(PROMPT, length_of(policy), sampler).rounds
-        )
+        rounds = engine.decode(PROMPT, length_of(policy), sampler).rounds
+        return any(round_.rejected for round_ in rounds)
 
     assert distribution_of(rejected).get(True, 0.0) < 1e-12

@@ -427,16 +427,8 @@ OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
 
 def overlapped(pair: ModelPair, overlap: bool) -> OverlappedEngine:
     """In turn, or each model in a thread and a stream of its own."""
-    return OverlappedEngine(
-        pair=pair,
-        structure=BranchPoint(3, 2),
-        stop=Confidence(0.4),
-        verifier=TokenVerifier(),
-        warp=WARP,
-        draft_warp=WARP,
-        branch_verifier=RrswVerifier(),
-        overlap=overlap,
-    )
+    parts = BranchPoint(3, 2), Confidence(0.4), TokenVerifier(), RrswVerifier(), WARP, WARP
+    return OverlappedEngine(pair, *parts, overlap=overlap)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Losslessness and trees, for distributions and shapes that nobody thought of."""
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from hypothesis import given, settings
@@ -36,12 +36,8 @@ def instances(draw: st.DrawFn, vocab: int, gamma: int) -> Instance:
     def distribution(prefix: Prefix, side: int) -> torch.Tensor:
         return some[(sum(prefix) + len(prefix) + side) % len(some)]
 
-    return Instance(
-        vocab,
-        gamma,
-        lambda prefix: distribution(prefix, 0),
-        lambda prefix: distribution(prefix, shift),
-    )
+    p, q = (partial(distribution, side=side) for side in (0, shift))
+    return Instance(vocab, gamma, p, q)
 
 
 @settings(max_examples=40, deadline=None)
@@ -50,9 +46,8 @@ def test_every_rule_is_lossless_on_every_shape_it_takes(data: st.DataObject) -> 
     name, kind = data.draw(st.sampled_from(CASES))
     verifier, structure = RULES[name], STRUCTURES[kind]
     case = data.draw(instances(min(structure.vocabs), structure.gamma))
-    distribution = output_distribution(
-        case, verifier.distribution, proposals(case, structure, verifier.siblings)
-    )
+    every = proposals(case, structure, verifier.siblings)
+    distribution = output_distribution(case, verifier.distribution, every)
     assert largest_error(distribution, exact(case)) < 1e-9
 
 
@@ -65,9 +60,8 @@ def parents(draw: st.DrawFn) -> list[int]:
 @given(parents())
 def test_every_node_is_reached_by_one_path(above: list[int]) -> None:
     draft = Draft(above, list(range(len(above))), [])
-    assert sorted(row for rows in draft.children() for row in rows) == list(
-        range(1, len(above) + 1)
-    )
+    below = sorted(row for rows in draft.children() for row in rows)
+    assert below == list(range(1, len(above) + 1))
     for row in range(len(above) + 1):
         path = draft.rows_to(row)
         assert path[-1:] == ([row] if row else []) and len(draft.path(row)) == len(path)

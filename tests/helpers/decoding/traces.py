@@ -16,18 +16,9 @@ def plain(token: int) -> RoundTrace:
 def chain(drafted: Sequence[int], accepted: int, last: int) -> RoundTrace:
     """`last` follows the accepted tokens."""
     count = len(drafted)
+    draft = list(drafted), list(range(count)), [0.5] * count
     committed = [*drafted[:accepted], last]
-    return RoundTrace(
-        list(drafted),
-        list(range(count)),
-        [0.5] * count,
-        accepted,
-        accepted,
-        committed,
-        [],
-        count,
-        SECONDS,
-    )
+    return RoundTrace(*draft, accepted, accepted, committed, [], count, SECONDS)
 
 
 def tree(parents: Sequence[int], row: int, accepted: int) -> RoundTrace:

@@ -70,16 +70,8 @@ def alone(pair: ModelPair, warp: Warp, structure: object, verifier: object) -> S
 
 
 def specbranch(pair: ModelPair, warp: Warp) -> OverlappedEngine:
-    return OverlappedEngine(
-        pair=pair,
-        structure=BranchPoint(GAMMA, 2),
-        stop=hrad(),
-        verifier=TokenVerifier(),
-        branch_verifier=RrswVerifier(),
-        warp=warp,
-        draft_warp=warp,
-        overlap=False,
-    )
+    parts = BranchPoint(GAMMA, 2), hrad(), TokenVerifier(), RrswVerifier(), warp, warp
+    return OverlappedEngine(pair, *parts, overlap=False)
 
 
 ENGINES: dict[str, Make] = {

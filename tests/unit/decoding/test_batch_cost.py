@@ -1,6 +1,7 @@
 """Costs of many requests, against sums by hand."""
 
 import json
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 
@@ -32,9 +33,8 @@ def test_the_shares_of_all_requests_are_the_step() -> None:
     cost = roofline()
     found = share(cost, 10, 3)
     assert 10 * found.draft == pytest.approx(cost.draft(10))
-    assert np.allclose(
-        10 * found.target.of(np.arange(1, 5)), [cost.target(10, 10 * rows) for rows in range(1, 5)]
-    )
+    steps = [cost.target(10, 10 * rows) for rows in range(1, 5)]
+    assert np.allclose(10 * found.target.of(np.arange(1, 5)), steps)
     assert 10 * found.autoregressive == pytest.approx(cost.target(10, 10))
 
 
@@ -99,16 +99,7 @@ def test_any_costs_fit_a_table() -> None:
     ],
 )
 def test_a_damaged_table_is_refused_in_one_line(changed: dict[str, object], tmp_path: Path) -> None:
-    path, whole = (
-        tmp_path / "costs.json",
-        {
-            "made": "given",
-            "requests": [1, 4],
-            "rows": [1, 3],
-            "target_seconds": [[1.0, 2.0], [4.0, 8.0]],
-            "draft_seconds": [0.1, 0.2],
-        },
-    )
+    path, whole = tmp_path / "costs.json", asdict(TABLE)
     path.write_text(json.dumps({"seconds": whole}))
     assert read_batch_cost(path).target(4, 12) == 8
     path.write_text(json.dumps({"seconds": {**whole, **changed}}))

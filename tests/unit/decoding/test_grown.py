@@ -88,12 +88,8 @@ def test_ends_of_the_output_and_of_the_text(siblings) -> None:
 def test_a_certain_draft_has_no_siblings() -> None:
     certain = torch.tensor([0.0, 1.0], dtype=torch.float64)
     for siblings in (without_replacement, hub_pair, top_tokens):
-        _, draft = drafted(
-            grown(STEADY, rows(0.0), 0.1, 5, 2),
-            siblings,
-            table=lambda context: certain,
-            committed=torch.tensor([1, 0]),
-        )
+        given = {"table": lambda context: certain, "committed": torch.tensor([1, 0])}
+        _, draft = drafted(grown(STEADY, rows(0.0), 0.1, 5, 2), siblings, **given)
         assert draft.is_chain and draft.token == [1] * len(draft)
 
 
@@ -152,13 +148,8 @@ def test_a_replayed_comb_is_what_is_drawn(siblings: int, rate: float) -> None:
     tree, draft = drafted(structure)
     chances = Chances(*torch.tensor(said[:gamma], dtype=torch.float64).unbind(-1))
     worth = Worth.of(chances, CURVED).up_to(siblings - 1)
-    comb = grow(
-        Worth(worth.further[None, None], worth.leaf[None, None]),
-        np.array([[gamma]]),
-        cost,
-        rate,
-        budget,
-    )
+    worth = Worth(worth.further[None, None], worth.leaf[None, None])
+    comb = grow(worth, np.array([[gamma]]), cost, rate, budget)
     children = draft.children()
     path, row, leaves = 0, 0, []
     while children[row]:

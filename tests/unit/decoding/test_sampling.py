@@ -79,22 +79,15 @@ def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtyp
     """Also after tokens were taken out, down to the last; the distribution itself is left as it
     is."""
     generator = torch.Generator().manual_seed(vocab)
-    probs = torch.rand(vocab, generator=generator, dtype=dtype) * (
-        torch.rand(vocab, generator=generator) < 0.6
-    )
+    probs = torch.rand(vocab, generator=generator, dtype=dtype)
+    probs *= torch.rand(vocab, generator=generator) < 0.6
     probs[-1] = 0.5
     before, left, pool = probs.clone(), probs.clone(), HostPool(probs)
     for _ in range(int(probs.count_nonzero())):
-        numbers = [
-            0.0,
-            *torch.rand(20, generator=generator, dtype=torch.float64).tolist(),
-            1 - 2.0**-53,
-        ]
-        picked = [pool.pick(number).token for number in numbers]
-        assert (
-            picked
-            == pick(left.expand(22, vocab), torch.tensor(numbers, dtype=torch.float64)).tolist()
-        )
+        numbers = torch.rand(22, generator=generator, dtype=torch.float64)
+        numbers[0], numbers[-1] = 0.0, 1 - 2.0**-53
+        picked = [pool.pick(number).token for number in numbers.tolist()]
+        assert picked == pick(left.expand(22, vocab), numbers).tolist()
         assert torch.equal(pool.distribution(), left) and not pool.empty
         pool.take(picked[3])
         left[picked[3]] = 0
@@ -155,14 +148,9 @@ def test_sibling_distributions() -> None:
     pairs = [tuple(tokens(hub_pair(q, sampler))) for _ in range(50)]
     assert set(pairs) == {(0, 1), (3, 1), (1, 0), (1, 3)}
     certain = torch.tensor([0.0, 1.0])
-    assert (
-        list(hub_pair(certain, sampler))
-        == list(without_replacement(certain, sampler))
-        == [(1, 1.0, ())]
-    )
-    assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), (
-        "the distribution itself is left as it is"
-    )
+    for siblings in (hub_pair, without_replacement):
+        assert list(siblings(certain, sampler)) == [(1, 1.0, ())]
+    assert q.tolist() == pytest.approx([0.1, 0.6, 0.0, 0.3]), "it is left as it is"
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,8 @@ def grown(
     lm = TableLM(table)
     lm.forward(committed[:-1])
     context = RoundContext(committed, max_new, eos_ids=eos_ids)
-    tree = DraftTree(
-        lm,
-        context,
-        warp or Warp(),
-        Stopwatch(),
-        stop=stop,
-        siblings=siblings,
-        sampler=Sampler.seeded(seed),
-    )
+    drawing = {"stop": stop, "siblings": siblings, "sampler": Sampler.seeded(seed)}
+    tree = DraftTree(lm, context, warp or Warp(), Stopwatch(), **drawing)
     structure.grow(tree)
     return tree, tree.draft()
 

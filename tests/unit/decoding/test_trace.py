@@ -4,34 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from decoding.trace import RoundTrace, Stopwatch, Trace, read_traces, write_traces
+from decoding.trace import STAGES, RoundTrace, Stopwatch, Trace, read_traces, write_traces
 from runtime.errors import UserError
 from runtime.json_lines import sealed
 
 
 def trace() -> Trace:
-    seconds = {
-        "draft": 0.1,
-        "target": 0.5,
-        "sample": 0.0,
-        "verify": 0.01,
-        "stop": 0.02,
-        "other": 0.03,
-    }
+    seconds = dict(zip(STAGES, (0.1, 0.5, 0.0, 0.01, 0.02, 0.03), strict=True))
     rounds = [
         RoundTrace([4, 5], [0, 1], [0.5, 0.25], 1, 1, [4, 7], [0.9], 2, seconds),
         RoundTrace([], [], [], 0, 0, [1], [], 0, seconds),
     ]
-    return Trace(
-        3,
-        [4, 7, 1],
-        rounds,
-        prefill_seconds=0.2,
-        seconds=1.6,
-        prompt_id="a/1",
-        dataset="a",
-        method="fixed",
-    )
+    return Trace(3, [4, 7, 1], rounds, 0.2, 1.6, prompt_id="a/1", dataset="a", method="fixed")
 
 
 def test_traces_survive_a_file(tmp_path: Path) -> None:
