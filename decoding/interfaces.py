@@ -62,12 +62,10 @@ class LM(Protocol):
     @property
     def seconds(self) -> float:
         """Time spent in `forwards`."""
-        ...
 
     @property
     def length(self) -> int:
         """Rows in the cache."""
-        ...
 
     def forward(
         self,
@@ -87,23 +85,18 @@ class LM(Protocol):
         `parents` None: a chain that continues the cache. Otherwise a tree: `parents[i]` is the row
         of the tree that row i follows, or -1 for the last row of the cache before it. The tree
         begins with this call, or, with `extend`, goes on from the previous one."""
-        ...
 
     def crop(self, length: int) -> None:
         """Forget every cached row from `length` on."""
-        ...
 
     def keep_path(self, rows: list[int]) -> None:
         """Keep only `rows` of the tree (or chain) of the last call, a path in order."""
-        ...
 
     def reset(self) -> None:
         """Empty the cache and zero the counters."""
-        ...
 
     def embed(self, token: int) -> Tensor:
         """Input embedding of one token, [H]."""
-        ...
 
 
 class Pair(Protocol):
@@ -186,7 +179,6 @@ class ConfidenceRule(StopRule, Protocol):
 
     def before_drawing(self) -> StopRule:
         """The same rule, decided before a token is drawn."""
-        ...
 
 
 @runtime_checkable
@@ -212,7 +204,6 @@ class Classes(Protocol):
     def classify(self, context: RoundContext) -> int:
         """0 none, 1 until the confidence rule stops, 2 all: what is drafted after
         `context.committed`."""
-        ...
 
 
 # Verifying ----------------------------------------------------------------------------------------
@@ -235,11 +226,9 @@ class Verifier(Protocol):
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
         """p: [closed + 1, V], target distribution after each row the target was run on (all but
         open leaves)."""
-        ...
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
         """Draw one verdict from `distribution(draft, p)`, reading only the rows it needs."""
-        ...
 
 
 @runtime_checkable
@@ -250,7 +239,6 @@ class PathVerifier(Verifier, Protocol):
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
         """Return of one path the tokens accepted, and the distribution [V] of what follows (None
         after an open leaf)."""
-        ...
 
 
 @runtime_checkable
@@ -260,7 +248,6 @@ class CandidateVerifier(Verifier, Protocol):
 
     def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
         """p, q: [V], target and draft distribution there; tokens: the candidates in draw order."""
-        ...
 
 
 class BranchingStructure(DraftStructure, Protocol):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -68,45 +68,89 @@ class Draw(NamedTuple):
     noted: Sequence[float] = ()
 
 
-class Pool(Protocol):
+def refuse_unless_finite(number: float) -> None:
+    """Raise UserError for a sum of probabilities, or a logit, that is no number."""
+    if not math.isfinite(number):
+        raise UserError(
+            "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
+        )
+
+
+class HostPool:
     """A distribution to draw several tokens from, and to take tokens out of: [V], which need not
-    sum to exactly one. It is not copied and must not change while the pool lives."""
+    sum to exactly one. It is not copied and must not change while the pool lives. On the CPU.
+
+    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept,
+    so that a draw looks at one block instead of the vocabulary, and taking a token out changes one
+    sum. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
+    hundred numbers are added up in Python sooner than a library for arrays is woken."""
+
+    def __init__(self, probs: Tensor) -> None:
+        self._probs = probs
+        whole = len(probs) // BLOCK * BLOCK
+        blocks = probs if whole == len(probs) else probs[:whole]
+        self._sums: list[float] = blocks.view(-1, BLOCK).sum(-1).tolist()
+        if whole < len(probs):
+            self._sums.append(probs[whole:].sum().item())
+        self._masses: dict[int, list[float]] = {}  # of the blocks looked at so far
+        self._taken: list[int] = []
 
     def pick(self, uniform: float) -> Draw:
         """Return the token that `uniform` in [0, 1) stands for; none of probability 0."""
-        ...
+        block, rest = _search(self._sums, uniform * BELOW_ONE * sum(self._sums))
+        masses = self._block(block)
+        index = _search(masses, rest)[0]
+        return Draw(block * BLOCK + index, masses[index])
 
     def take(self, token: int) -> None:
         """Take a token that was drawn out of the pool for good."""
-        ...
+        block, index = divmod(token, BLOCK)
+        masses = self._block(block)
+        masses[index] = 0.0
+        self._sums[block] = sum(masses)
+        self._taken.append(token)
 
     @property
-    def empty(self) -> bool: ...
-
-    def peak(self) -> Draw:
-        """Return the most probable token of the whole distribution, the lowest id on ties."""
-        ...
+    def empty(self) -> bool:
+        return not any(self._sums)
 
     def sends_peak(self) -> Self:
         """Let a device send the peak along with the first draw."""
-        ...
+        return self
+
+    def peak(self) -> Draw:
+        """Return the most probable token of the whole distribution, the lowest id on ties."""
+        token = int(self._probs.argmax())
+        return Draw(token, self._probs[token].item())
 
     def distribution(self) -> Tensor:
         """Return what is left, [V], not normalised."""
-        ...
+        left = self._probs.clone()
+        left[self._taken] = 0
+        return left
+
+    def _block(self, block: int) -> list[float]:
+        """Return its tokens' masses, without those taken out."""
+        if block not in self._masses:
+            self._masses[block] = self._probs[block * BLOCK : (block + 1) * BLOCK].tolist()
+        return self._masses[block]
 
 
-def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = None) -> Pool:
-    """Return a pool of `probs` [V] where they are. noting: numbers [k] about a drawn token [1] that
-    a device sends along with it, which spares the host a wait."""
-    if not isinstance(probs, Tensor):
-        return probs
-    return HostPool(probs) if probs.device.type == "cpu" else DevicePool(probs, noting)
+def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
+    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far.
+    Rounding may have put the point behind the last one: that is the last one's end."""
+    for index, mass in enumerate(masses):
+        if point < mass:
+            return index, point
+        point -= mass
+    last = max((index for index, mass in enumerate(masses) if mass > 0), default=-1)
+    assert last >= 0, "a distribution has at least one token"
+    return last, masses[last]
 
 
 class DevicePool:
-    """`Pool` on a GPU, where a wait costs more than the vocabulary: a draw looks at all of it and
-    sends a few numbers to the host, once."""
+    """`HostPool` on a GPU, where a wait costs more than the vocabulary: a draw looks at all of it
+    and sends a few numbers to the host, once."""
 
     def __init__(self, probs: Tensor, noting: Callable[[Tensor], Tensor] | None = None) -> None:
         self._left, self._copied, self._noting = probs, False, noting
@@ -115,7 +159,7 @@ class DevicePool:
         self._tokens: float | None = None  # that have a probability
 
     def pick(self, uniform: float) -> Draw:
-        """See `Pool`; `HostPool` draws where a sum made in parts, as a GPU makes it, rose or fell
+        """See `HostPool`, which draws where a sum made in parts, as a GPU makes it, rose or fell
         at a token of probability 0. Raises UserError where the distribution is none: the host
         learns of it here."""
         cumulative = self._left.cumsum(-1, dtype=torch.float64)
@@ -160,75 +204,12 @@ class DevicePool:
         return self._left.clone()
 
 
-def refuse_unless_finite(number: float) -> None:
-    """Raise UserError for a sum of probabilities, or a logit, that is no number."""
-    if not math.isfinite(number):
-        raise UserError(
-            "pair: a model returned NaN or infinite logits. Use a wider pair dtype, e.g. float32"
-        )
+Pool = HostPool | DevicePool
 
 
-class HostPool:
-    """`Pool` on the CPU.
-
-    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept,
-    so that a draw looks at one block instead of the vocabulary, and taking a token out changes one
-    sum. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
-    hundred numbers are added up in Python sooner than a library for arrays is woken."""
-
-    def __init__(self, probs: Tensor) -> None:
-        self._probs = probs
-        whole = len(probs) // BLOCK * BLOCK
-        blocks = probs if whole == len(probs) else probs[:whole]
-        self._sums: list[float] = blocks.view(-1, BLOCK).sum(-1).tolist()
-        if whole < len(probs):
-            self._sums.append(probs[whole:].sum().item())
-        self._masses: dict[int, list[float]] = {}  # of the blocks looked at so far
-        self._taken: list[int] = []
-
-    def pick(self, uniform: float) -> Draw:
-        block, rest = _search(self._sums, uniform * BELOW_ONE * sum(self._sums))
-        masses = self._block(block)
-        index = _search(masses, rest)[0]
-        return Draw(block * BLOCK + index, masses[index])
-
-    def take(self, token: int) -> None:
-        block, index = divmod(token, BLOCK)
-        masses = self._block(block)
-        masses[index] = 0.0
-        self._sums[block] = sum(masses)
-        self._taken.append(token)
-
-    @property
-    def empty(self) -> bool:
-        return not any(self._sums)
-
-    def sends_peak(self) -> Self:
-        return self
-
-    def peak(self) -> Draw:
-        token = int(self._probs.argmax())
-        return Draw(token, self._probs[token].item())
-
-    def distribution(self) -> Tensor:
-        left = self._probs.clone()
-        left[self._taken] = 0
-        return left
-
-    def _block(self, block: int) -> list[float]:
-        """Return its tokens' masses, without those taken out."""
-        if block not in self._masses:
-            self._masses[block] = self._probs[block * BLOCK : (block + 1) * BLOCK].tolist()
-        return self._masses[block]
-
-
-def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
-    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far.
-    Rounding may have put the point behind the last one: that is the last one's end."""
-    for index, mass in enumerate(masses):
-        if point < mass:
-            return index, point
-        point -= mass
-    last = max((index for index, mass in enumerate(masses) if mass > 0), default=-1)
-    assert last >= 0, "a distribution has at least one token"
-    return last, masses[last]
+def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = None) -> Pool:
+    """Return a pool of `probs` [V] where they are. noting: numbers [k] about a drawn token [1] that
+    a device sends along with it, which spares the host a wait."""
+    if not isinstance(probs, Tensor):
+        return probs
+    return HostPool(probs) if probs.device.type == "cpu" else DevicePool(probs, noting)

@@ -23,11 +23,9 @@ class Adaptive(Protocol):
 
     def first_state(self, threshold: Any) -> tuple[Any, ...]:
         """At the start of a request."""
-        ...
 
     def next_state(self, state: tuple[Any, ...], drafted: Any, accepted: Any) -> tuple[Any, ...]:
         """After a round of `drafted` tokens, `accepted` of them accepted."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -179,30 +179,28 @@ class _Growing:
         return None
 
     def draw(self, position: Position) -> None:
-        """The next candidate there, or two where their number is settled before the first."""
+        """Draw the next candidate there, or two where their number is settled before the first, by
+        what is known then."""
         if position.begun:
             self._younger(position)
             return
-        settled = self.tree.siblings in SETTLED_FIRST
-        paired = settled and self._worth_a_pair(position)
+        settled, drawn, paired = self.tree.siblings in SETTLED_FIRST, len(self.tree.token), False
+        if settled and self.by.siblings > 1 and drawn + 2 <= self.budget:
+            second = max(0.0, position.reach - position.value) * position.beside
+            paired = drawn == 0 or 0 < second >= self.rate * self.by.rows[drawn + 1]
         position.begun = True
-        said = self._eldest(position)
-        if said and not settled:
-            position.chances = said.younger(self.by.siblings - 1)
-            self._offer_sibling(position)
-        elif said and paired:
-            position.chances = [said.second]
-            self._younger(position)
-
-    def _eldest(self, position: Position) -> Chances[float] | None:
-        """None where nothing can be drawn after it."""
         child = self.tree.draw(position.row)
         if child is None or len(self.tree.token) == self.budget:
-            return None
+            return  # nothing can be drawn after it
         position.said = said = self._ask(child)
         self._below(Position(child, position.value, position.reach * said.first, said, said.second))
         position.reach *= 1 - said.first
-        return said
+        if not settled:
+            position.chances = said.younger(self.by.siblings - 1)
+            self._offer_sibling(position)
+        elif paired:
+            position.chances = [said.second]
+            self._younger(position)
 
     def _younger(self, position: Position) -> None:
         chance, eldest = position.chances.pop(0), position.said
@@ -240,14 +238,6 @@ class _Growing:
             first = not position.begun
             gain = position.value - self.rate * self.by.cost.draft * first
             heappush(self.waiting, (-gain, next(self.arrival), position))
-
-    def _worth_a_pair(self, position: Position) -> bool:
-        """By what is known before the first of them is drawn."""
-        drawn = len(self.tree.token)
-        if self.by.siblings < 2 or drawn + 2 > self.budget:
-            return False
-        second = max(0.0, position.reach - position.value) * position.beside
-        return drawn == 0 or 0 < second >= self.rate * self.by.rows[drawn + 1]
 
     def _ask(self, row: int) -> Chances[float]:
         with self.tree.watch.stage("stop"):

@@ -51,7 +51,7 @@ class SpecHubVerifier(TreeVerifier):
         assert certain(q_x), "a drawn token has q > 0"
         rest = mass_without(q, hub)
         # The transport of x: min(p, q) of its mass by (x, hub), then of what is left by (hub, x)
-        number, left = choose(beside, 0, 1), at_least(p_x - q_x, 0.0)
+        number, left = choose(beside, 0, 1), (p_x - q_x) * (p_x > q_x)  # [p - q]+
         yield number, choose(beside, p_x, left), choose(beside, q_x, q_x / rest * q_hub)
         # Once x has failed. over: what p asks for beyond pairs (x, hub); echo: Q, divided first,
         # since q(hub) / rest may overflow
@@ -83,10 +83,6 @@ def choose(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, Tensor):
         return torch.where(condition, a, b)
     return a if condition else b
-
-
-def at_least(value: Any, bound: float) -> Any:
-    return value.clamp_min(bound) if isinstance(value, Tensor) else max(value, bound)
 
 
 def at_most(value: Any, bound: Any) -> Any:

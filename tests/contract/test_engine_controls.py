@@ -43,16 +43,18 @@ from tests.contract.lossy import (
 )
 
 
-def check_biased(engine: Any, length: int, error: float = 1e-2, least: float = 0.03) -> None:
+def check_biased(
+    engine: Any, length: int, error: float = 1e-2, least: float = 0.03, most: float = 0.4
+) -> None:
     distribution, traces = decoded_distribution(engine, length)
     exact = target_distribution(engine.pair, OFF, length)
     off = total_variation(distribution, exact)
     print(f"total variation {off:.3f} over {len(traces)} paths")
     assert sum(distribution.values()) == pytest.approx(1, abs=1e-9)
-    assert largest_error(distribution, exact) > error and least < off < 0.4
+    assert largest_error(distribution, exact) > error and least < off < most
 
 
-SLIGHT = 3e-3, 1e-2  # bounds for what overlapped engines show in a few tokens
+SLIGHT = 3e-3, 1e-2, 1.0  # bounds for what overlapped engines show in a few tokens
 
 
 class DroppingChain(Chain):

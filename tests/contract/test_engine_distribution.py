@@ -1,20 +1,32 @@
-"""The whole engine, several rounds, enumerated: its output distribution is the target's with every
-verifier, every structure the verifier takes and every stop rule the structure asks."""
+"""Engines, several rounds, enumerated: the output distribution is the target's with every verifier,
+every structure the verifier takes and every stop rule the structure asks, on a pretend device, and
+by lookahead; what is expected of a draft is the mean over every draft there is."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from torch import Tensor
 
+from decoding.draft import RoundContext
 from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.lookahead import LookaheadEngine
+from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
+from decoding.interfaces import LMOutput, Pair
+from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
+from evaluation.expect import expected_counts
 from tests.contract.covering import covering, crossed
 from tests.contract.engines import (
     ACTING,
@@ -26,6 +38,7 @@ from tests.contract.engines import (
     STOP_CASES,
     THREE_WORDS,
     Case,
+    Size,
     checked,
     engine,
     limited_pair,
@@ -35,7 +48,8 @@ from tests.contract.engines import (
     toy_pair,
     verifier,
 )
-from tests.contract.enumeration import distribution_of
+from tests.contract.enumeration import Distribution, distribution_of
+from tests.helpers.device.pretend_device import pretend
 
 
 def early_stops(trace: Trace, gamma: int, length: int) -> set[bool]:
@@ -172,3 +186,189 @@ def test_same_seed_same_tokens_whatever_came_before() -> None:
     first = engine.decode(PROMPT, 30, Sampler.seeded(5)).tokens
     engine.decode(PROMPT, 30, Sampler.seeded(6))
     assert engine.decode(PROMPT, 30, Sampler.seeded(5)).tokens == first
+
+
+ON_DEVICES = [
+    Case("block", {}, "chain", Size(3, 3, {"gamma_max": 2})),
+    Case("rrsw", {}, "tree", Size(3, 2, {"widths": [2, 1]})),
+    Case("spechub", {}, "tree", Size(3, 2, {"widths": [2, 1]})),
+    Case("rrsw", {}, "dyspec", Size(2, 4, {"budget": 4})),
+    Case("block", {}, "sources", Size(2, 4, {"gamma_max": 2, "stretch": 1})),
+]
+
+
+class PlacedLM(TableLM):
+    """Its outputs are on `output_device`, as a `CachedLM`'s are; one engine uses it at a time."""
+
+    def __init__(self, lm: TableLM, device: str) -> None:
+        super().__init__(lm.table)
+        self.device, self.output_device = torch.device(device), torch.device("cpu")
+
+    def forward(self, *args: Any, **options: Any) -> LMOutput:
+        found = super().forward(*args, **options)
+        hidden = None if found.hidden is None else found.hidden.to(self.output_device)
+        return LMOutput(found.logits.to(self.output_device), hidden)
+
+    def embed(self, token: int) -> Tensor:
+        return super().embed(token).to(self.output_device)
+
+
+@pytest.mark.parametrize(
+    ("case", "draft_warp", "draft"),
+    covering(
+        crossed(
+            [pytest.param(case, id=case.label) for case in ON_DEVICES],
+            [OFF, Warp(1.5)],
+            ["cuda:1", "cuda:0"],
+        ),
+        lambda case, *_: case.label,
+        lambda _, draft_warp, __: draft_warp,
+        lambda *values: values[-1],
+    ),
+)
+def test_engine_distribution_on_a_device(
+    case: Case, draft_warp: Warp, draft: str, tmp_path: Path
+) -> None:
+    plain = toy_pair(case.size.vocab, 9, 0.2)  # rejected often: every coin and trial counts
+    with pretend() as counts:
+        pair = SimpleNamespace(
+            target=PlacedLM(plain.target, "cuda:0"), draft=PlacedLM(plain.draft, draft)
+        )
+        traces = checked(engine(pair, case, tmp_path, draft_warp=draft_warp), case.size.length)
+    assert max(len(trace.rounds) for trace in traces) > 1
+    assert counts.transfers["to host"] > len(traces)
+
+
+LOOKING = [Warp(0.0), Warp(0.7), OFF]
+FILTERS = [Warp(0.7, top_k=2), Warp(top_p=0.8)]
+SIZES = [(2, 5), (3, 4), (4, 3)]  # vocabulary, tokens decoded
+SETTINGS = [(1, 2, 1), (3, 2, 2), (2, 3, 1), (3, 3, 2), (2, 4, 3)]  # window, ngram, guesses
+
+
+def lookahead(
+    pair: Pair, settings: tuple[int, int, int], prompt_pool: bool = True, **kw
+) -> LookaheadEngine:
+    window, ngram, guesses = settings
+    return LookaheadEngine(pair, window, ngram, guesses, prompt_pool, **{"warp": OFF, **kw})
+
+
+def lengths_of(traces: list[Trace]) -> list[int]:
+    return [len(round_.draft_tokens) for trace in traces for round_ in trace.rounds]
+
+
+@pytest.mark.parametrize("warp", LOOKING + FILTERS, ids=str)
+@pytest.mark.parametrize(("vocab", "length"), SIZES)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.few(16)
+def test_lookahead_has_the_target_s_distribution(
+    settings: tuple[int, int, int], vocab: int, length: int, warp: Warp
+) -> None:
+    traces = checked(lookahead(toy_pair(vocab, seed=31), settings, warp=warp), length)
+    assert max(len(trace.rounds) for trace in traces) > 1
+    if warp.temperature == 0:
+        pair = toy_pair(vocab, seed=31)
+        expected = AutoregressiveEngine(pair, warp).decode(PROMPT, length, Sampler.seeded(0)).tokens
+        assert [trace.tokens for trace in traces] == [expected]
+    else:
+        assert max(lengths_of(traces)) >= min(settings[1] - 1, length - 2)
+
+
+@pytest.mark.parametrize("warp", LOOKING, ids=str)
+@pytest.mark.parametrize("settings", [(3, 2, 2), (3, 3, 2)], ids=str)
+def test_distribution_of_n_grams_from_the_window_alone(
+    settings: tuple[int, int, int], warp: Warp
+) -> None:
+    """Nothing is known at first; what is lengths_of later the window has guessed."""
+    traces = checked(lookahead(toy_pair(2, seed=9), settings, prompt_pool=False, warp=warp), 6)
+    assert not any(trace.rounds[0].draft_tokens for trace in traces) and max(lengths_of(traces)) > 0
+    if warp.temperature > 0:
+        rounds = [round_ for trace in traces for round_ in trace.rounds]
+        assert {round_.accepted > 0 for round_ in rounds if round_.draft_tokens} == {True, False}
+        parents = [round_.draft_parents for round_ in rounds]
+        assert any(len(set(found)) < len(found) for found in parents), (
+            "no two candidates at one position"
+        )
+
+
+@pytest.mark.parametrize("eos", [0, 1])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_distribution_with_eos_inside_n_grams(settings: tuple[int, int, int], eos: int) -> None:
+    """Both tokens are in the prompt, so the pool has n-grams that go on after them."""
+    ids = frozenset({eos})
+    traces = checked(lookahead(toy_pair(3, seed=3), settings, eos_ids=ids), 4)
+    for trace in traces:
+        assert not set(trace.tokens[:-1]) & ids
+        for round_ in trace.rounds:
+            assert (
+                not {round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent}
+                & ids
+            )
+    if settings[1] > 2 or eos == 1:
+        assert any(ids & set(round_.draft_tokens) for trace in traces for round_ in trace.rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warp", LOOKING, ids=str)
+@pytest.mark.parametrize(("vocab", "length"), [(2, 8), (3, 6)])
+def test_distribution_over_more_rounds(vocab: int, length: int, warp: Warp) -> None:
+    checked(lookahead(toy_pair(vocab, seed=7), (3, 3, 2), warp=warp), length)
+
+
+ALIKE = [(OFF, OFF), (Warp(0.6), Warp(0.6)), (Warp(0.0), OFF)]
+Counts = tuple[float, float]
+"""Accepted and committed tokens of a round."""
+
+
+def mean(distribution: Distribution) -> list[float]:
+    """Of counts."""
+    return [sum(p * of[i] for of, p in distribution.items()) for i in range(2)]  # type: ignore[index]
+
+
+def expected(decoder: SerialEngine, length: int) -> list[float]:
+    committed, models = torch.tensor(PROMPT), (decoder.pair.target, decoder.pair.draft)
+    for model in models:
+        model.reset()
+    hidden = prefill(models[0], committed, decoder.target_layers)
+    prefill(models[1], committed)
+    before = [model.length for model in models]
+
+    def run(sampler: Sampler) -> Counts:
+        context = RoundContext(committed, length, 0, hidden, models[0].embed, decoder.eos_ids)
+        found = decoder.expected(context, sampler)
+        assert [model.length for model in models] == before
+        return expected_counts(found.draft, found.verdict.end_prob, decoder.eos_ids)
+
+    return mean(distribution_of(run))
+
+
+def decoded(decoder: SerialEngine, length: int) -> list[float]:
+    def run(sampler: Sampler) -> Counts:
+        first = decoder.decode(PROMPT, length, sampler).rounds[0]
+        return first.accepted, len(first.tokens)
+
+    return mean(distribution_of(run))
+
+
+def small(cases: Iterable) -> list:
+    return [case for case in cases if not case.marks]
+
+
+@pytest.mark.parametrize(
+    ("case", "eos_ids"),
+    covering(
+        crossed(small(ASKING + ALONE), [frozenset(), frozenset({1})]),
+        lambda case, eos_ids: (case.builds, not eos_ids),
+        lambda case, eos_ids: rule_of(case),
+        lambda case, eos_ids: eos_ids,
+    ),
+)
+def test_it_is_the_mean_of_first_rounds(
+    case: Case, eos_ids: frozenset[int], tmp_path: Path
+) -> None:
+    for warp, draft_warp in ALIKE:
+        pair = toy_pair(case.size.vocab, seed=31)
+        decoder = engine(pair, case, tmp_path, warp=warp, draft_warp=draft_warp, eos_ids=eos_ids)
+        accepted, tokens = expected(decoder, case.size.length)
+        assert decoded(decoder, case.size.length) == pytest.approx([accepted, tokens], abs=1e-9)
+        if not eos_ids and case.builds != "branch_point":
+            assert tokens == pytest.approx(accepted + 1, abs=1e-9)
