@@ -1,6 +1,5 @@
 """Programs with both models on a pretend device print and write what they do on the host."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -9,17 +8,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from data_gen.storage.dataset import Harvest
 from decoding.models import loading
 from decoding.settings import ModelSettings
 from decoding.trace import read_traces
-from scripts import gen_data
 from serving.generate import speculate
 from tests.helpers.device.pretend_device import Counts, pretend
 from tests.helpers.evaluation import evaluating as evaluation
 from tests.helpers.evaluation.evaluating import GREEDY, write_checkpoints
 from tests.helpers.models.tiny_pair import tiny_models
-from tests.helpers.programs import programs
 
 DEVICES = ("pair.target_device=cuda:0", "pair.draft_device=cuda:0")
 WARPS = {"greedy": (0.0, GREEDY), "sampled": (1.0, ())}
@@ -59,31 +55,6 @@ def test_evaluation(name: str, evaluating: list[str], request: pytest.FixtureReq
             for folder in (Path("runs/x"), Path("runs/there"))
         )
         assert ours == theirs and ours[0], method
-
-
-@pytest.mark.parametrize("name", WARPS)
-@pytest.mark.slow
-def test_harvest(
-    name: str,
-    tiny_pair_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 9)]
-    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    small = ("max_new_tokens=8", "gamma=3", "anchors.stride=1", "batch_size=3")
-    whole = (*programs.base(tiny_pair_dir), *WARPS[name][1], *small, *programs.SPLITS)
-    programs.run(gen_data, *whole, "out=host")
-    counts: Counts = request.getfixturevalue("counts")
-    programs.run(gen_data, *whole, *DEVICES, "out=there")
-    assert counts.bytes["to host"], "nothing was on the device"
-    for kind in ("rounds", "mixed"):
-        theirs, ours = (Harvest.open(folder).records(kind, "all") for folder in ("host", "there"))
-        assert ours.keys() == theirs.keys() and len(ours["token"])
-        for column, values in theirs.items():
-            torch.testing.assert_close(ours[column], values, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("sampled", [False, True])

@@ -26,6 +26,7 @@ from decoding.picking import DevicePool
 from decoding.sampling import Sampler, Warp, top_tokens
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.never import Never
+from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.trace import Stopwatch, Trace
@@ -43,8 +44,10 @@ from tests.helpers.device.device_report import (
     PROMPT,
     WARPS,
     PerRound,
+    chain,
     decoded,
     harvested,
+    head,
     pair_on,
     per_label,
     per_round,
@@ -79,21 +82,16 @@ def on_device(device: str = "cuda:0") -> Tensor:
 
 MIXED: dict[str, Callable[[Tensor], object]] = {
     "a sum": lambda x: x + torch.ones(3, 4),
-    "a sum in place": lambda x: x.add_(torch.ones(3, 4)),
     "into the host": lambda x: torch.ones(3, 4).add_(x),
     "a product": lambda x: x @ torch.ones(4, 3),
     "a product with two devices": lambda x: x @ x.to("cuda:1").T,
     "joined": lambda x: torch.cat([x, torch.ones(3, 4)]),
-    "joined with a number": lambda x: torch.stack([x[0, 0], torch.tensor(1.0)]),
     "an index": lambda x: x.gather(1, torch.zeros(3, 1).long()),
-    "embedded": lambda x: torch.nn.functional.embedding(torch.tensor([1]), x),
-    "a mask": lambda x: x.masked_fill(torch.ones(3, 4) > 0, 0.0),
     "a mask of attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
         *[x[None, None]] * 3, attn_mask=torch.zeros(3, 3)
     ),
     "values by index": lambda x: x.__setitem__(torch.tensor([0, 1]), torch.ones(2, 4)),
     "the host by index": lambda x: torch.ones(3)[torch.tensor([0], device="cuda:0")],
-    "its number with the host": lambda x: x.sum() * torch.ones(3),
     "a generator": lambda x: torch.rand(2, device="cuda:0", generator=torch.Generator()),
     "a product of integers": lambda x: x.long() @ x.long().T,
     "another device by index": lambda x: x[torch.tensor([0], device="cuda:1")],
@@ -151,24 +149,6 @@ def test_what_the_host_waits_for_is_counted(name: str, mode: Callable) -> None:
         assert counts.since(before).synchronisations == expected
 
 
-def test_bytes_are_those_of_what_is_copied() -> None:
-    with pretend() as counts, torch.no_grad():
-        x = on_device()
-        x.cpu(), x[0].tolist(), x.to("cuda:1")
-        assert counts.bytes == {"to device": 48, "to host": 64, "between": 48}
-        assert counts.transfers == {"to device": 1, "to host": 2, "between": 1}
-
-
-def test_a_layer_moves_as_on_cuda() -> None:
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(4, 2).requires_grad_(False), torch.ones(3, 4)
-    expected = layer(x)
-    with pretend():
-        found = layer.to("cuda:1")(x.to("cuda:1"))
-        assert found.device == layer.weight.device == torch.device("cuda:1")
-        assert torch.equal(found.cpu(), expected)
-
-
 # Decodes ------------------------------------------------------------------------------------------
 
 
@@ -218,39 +198,12 @@ def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
     return tuple(value <= bound for value, bound in zip(found, bounds, strict=True))
 
 
-def planted(fault: Callable[[CachedLM], object]) -> tuple[bool, ...]:
-    """Which bounds of `PerRound` hold with a fault in the target."""
+def test_a_host_tensor_mixed_in_is_caught() -> None:
     with pretend():
         pair = pair_on("cuda:0", "cuda:0")
-        fault(pair.target)
-        trace, counts = decoded(pair, "chain x token", Warp())
-    return held(per_round(trace, counts), AT_MOST["chain x token"])
-
-
-def test_a_host_tensor_mixed_in_is_caught() -> None:
-    def fault(target: CachedLM) -> None:
-        target._positions = target._positions.cpu()
-
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-        planted(fault)
-
-
-@pytest.mark.slow
-def test_an_item_per_vocabulary_row_is_caught() -> None:
-    def look(_: object, __: object, logits: Tensor) -> None:
-        [row.amax().item() for row in logits[0]]
-
-    hooked = planted(lambda target: target.model.lm_head.register_forward_hook(look))
-    assert hooked[1:3] == (True, True) and not any(hooked[3:]), "waits"
-
-
-@pytest.mark.slow
-def test_a_hidden_state_copied_to_the_host_is_caught() -> None:
-    def look(_: object, __: object, states: Tensor) -> None:
-        states.cpu()
-
-    hooked = planted(lambda target: target.model.model.norm.register_forward_hook(look))
-    assert not hooked[0], "bytes to the host"
+        pair.target._positions = pair.target._positions.cpu()
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            decoded(pair, "chain x token", Warp())
 
 
 @pytest.mark.parametrize("side", ["target", "draft"])
@@ -496,3 +449,22 @@ def same_values(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     else:
         assert ours == theirs
+
+
+def predicted(stop: SpecDecPPStop, device: str) -> list[list[float]]:
+    trace = chain(pair_on(device, device), Warp(), stop).decode(PROMPT, 12, Sampler.seeded(1))
+    return [round_.predicted for round_ in trace.rounds]
+
+
+@pytest.mark.slow
+def test_engines_on_several_devices_share_a_predictor_that_changes() -> None:
+    stop = head("paper")
+    for factor in (1.0, -3.0):
+        with torch.no_grad():
+            for weights in stop.predictor.head.parameters():
+                weights.mul_(factor)
+        expected = predicted(stop, "cpu")
+        with pretend():
+            found = [predicted(stop, device) for device in ("cuda:0", "cuda:1", "cuda:0")]
+        assert found == [expected] * 3
+        assert {each.device.type for each in stop.predictor.head.parameters()} == {"cpu"}

@@ -31,7 +31,6 @@ from decoding.structures.reranked import Reranked
 from decoding.structures.sources import Sources
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, StaticTree, WidthTree
 from decoding.trace import Stopwatch
-from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from tests.helpers.decoding.value_stub import Saying
@@ -409,19 +408,3 @@ def test_the_likeliest_paths_are_kept(nodes: int) -> None:
 def test_ends_of_the_output_and_of_the_text(max_new: int, longest: int) -> None:
     _, draft = grown(Reranked(3, 4, 20), top_tokens, max_new=max_new, eos_ids=EOS)
     check_sound(draft, longest, EOS)
-
-
-def test_the_draft_reads_what_was_accepted_and_nothing_else() -> None:
-    pair = SimpleNamespace(target=TableLM(TABLE), draft=TableLM(TABLE))
-    engine = SerialEngine(pair, Reranked(3, 3, 5), Never(), PointMassVerifier(), Warp(0.0), Warp())
-    rounds = engine.decode([1, 2, 3, 1, 2], 24, Sampler.seeded(0)).rounds
-    assert any(round_.accepted > 1 for round_ in rounds)
-    for round_ in rounds:
-        tokens, parents = round_.draft_tokens, round_.draft_parents
-        assert len(tokens) <= 5 and all(parent <= row for row, parent in enumerate(parents))
-    same = SerialEngine(pair, Reranked(3, 3, 5), Never(), PointMassVerifier(), Warp(), Warp())
-    for trace in (same.decode([1, 2, 3], 24, Sampler.seeded(seed)) for seed in range(10)):
-        for round_ in trace.rounds:
-            known = zip(round_.draft_q, round_.draft_p, strict=True)
-            assert all(p is None or q == pytest.approx(p) for q, p in known), "the same model"
-    assert torch.equal(COMMITTED, torch.tensor([1, 0, 2, 1, 0]))

@@ -5,11 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine, NgramPool, Window, merged
 from decoding.models.table_lm import TableLM, random_table
 from decoding.sampling import Sampler, Warp
-from evaluation.lossless import broken_invariants
 
 GREEDY = Warp(0.0)
 NOBODY = frozenset[int]()
@@ -131,32 +129,6 @@ def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -
 # The engine ---------------------------------------------------------------------------------------
 
 SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
-
-
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("prompt_pool", [True, False])
-@pytest.mark.parametrize(("vocab", "prompt"), [(2, [1]), (2, [1, 0, 1]), (5, [3]), (5, [1, 2, 3])])
-@pytest.mark.few(8)
-def test_greedy_output_is_autoregressive(
-    settings: tuple[int, int, int], prompt_pool: bool, vocab: int, prompt: list[int]
-) -> None:
-    pair = model(vocab)
-    expected = AutoregressiveEngine(pair, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
-    trace = engine(pair, *settings, prompt_pool).decode(prompt, 40, Sampler.seeded(1))
-    assert trace.tokens == expected and not broken_invariants(trace, 40, NOBODY)
-    # One guess per key is always last time's token, and this text alternates
-    assert settings == (1, 2, 1) or sum(round_.accepted for round_ in trace.rounds) > 0
-
-
-@pytest.mark.parametrize("length", range(1, 9))
-def test_draft_is_limited_by_what_may_still_be_committed(length: int) -> None:
-    decoder = engine(model(2), 3, 5, 4, warp=Warp())
-    trace = decoder.decode([0, 1] * 6, length, Sampler.seeded(length))
-    left = length
-    for round_ in trace.rounds:
-        assert round_.depth <= min(left - 1, 4)
-        left -= len(round_.tokens)
-    assert left == 0 and trace.rounds[0].depth == min(length - 1, 4)
 
 
 @pytest.mark.parametrize("max_length", range(4, 20))

@@ -19,7 +19,6 @@ import torch
 from pydantic import TypeAdapter
 
 from decoding.draft import RoundContext
-from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.branching import Always
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.pipeline import TwoDevices, pipelined
@@ -92,24 +91,6 @@ def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier)
 
 
 PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
-
-
-@pytest.fixture(scope="module")
-def plain(pair: ModelPair) -> dict[int, list[int]]:
-    """First token of a prompt -> what greedy decoding makes of it."""
-    alone = AutoregressiveEngine(pair, GREEDY, frozenset({EOS}))
-    return {first: alone.decode([first, 2], 40, Sampler.seeded(0)).tokens for first in range(1, 8)}
-
-
-@pytest.mark.parametrize("settings", [{}, {"rule": PointMassVerifier()}, {"a_priori": True}, PEARL])
-@pytest.mark.few(2)
-def test_greedy_output_is_autoregressive(
-    pair: ModelPair, plain: dict[int, list[int]], settings: dict
-) -> None:
-    for first, expected in plain.items():
-        trace = engine(pair, GREEDY, **settings).decode([first, 2], 40, Sampler.seeded(1))
-        assert trace.tokens == expected
-    assert any(round_.accepted for round_ in trace.rounds)
 
 
 def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
