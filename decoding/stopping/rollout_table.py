@@ -1,7 +1,7 @@
 """Rollouts recorded at every position of some responses, as arrays: all that a stop rule could have
 seen there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,30 +76,25 @@ def build(rows: Sequence[Mapping[str, Any]], greedy: bool) -> RolloutTable:
     `max_new` and one row per position of every array of `RolloutTable`, named as there;
     `predicted` is a mapping of such arrays."""
     longest = max(row["length"] for row in rows)
-    arrays = {
-        name: np.stack([_padded(row[name], longest, dtype) for row in rows])
-        for name, dtype in _DTYPES.items()
+
+    def padded(parts: Iterable[Any], dtype: type) -> NDArray[Any]:
+        whole: list[NDArray[Any]] = [np.asarray(part, dtype=dtype) for part in parts]
+        missing = [[(0, longest - len(x)), *[(0, 0)] * (x.ndim - 1)] for x in whole]
+        return np.stack([np.pad(x, width) for x, width in zip(whole, missing, strict=True)])
+
+    dtypes = {
+        **dict.fromkeys(("tokens", "drawn", "accepted"), np.int64),
+        **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "siblings"), np.float64),
+    }
+    arrays: dict[str, Any] = {
+        name: padded((row[name] for row in rows), dtype)
+        for name, dtype in dtypes.items()
         if name in rows[0]
     }
     predicted = {
-        name: np.stack([_padded(row["predicted"][name], longest, np.float64) for row in rows])
+        name: padded((row["predicted"][name] for row in rows), np.float64)
         for name in rows[0].get("predicted", {})
     }
-    length, max_new = (
-        np.array([row[name] for row in rows], dtype=np.int64) for name in ("length", "max_new")
-    )
+    length, max_new = (np.array([row[key] for row in rows], int) for key in ("length", "max_new"))
     prompt_ids = [row["prompt_id"] for row in rows]
     return RolloutTable(prompt_ids, length, max_new, greedy, **arrays, predicted=predicted)
-
-
-_DTYPES = {
-    **dict.fromkeys(("tokens", "drawn", "accepted"), np.int64),
-    **dict.fromkeys(("accept", "confidence", "max_q", "entropy", "siblings"), np.float64),
-}
-
-
-def _padded(values: Any, rows: int, dtype: type) -> NDArray[Any]:
-    values = np.asarray(values, dtype=dtype)
-    padded = np.zeros((rows, *values.shape[1:]), dtype=dtype)
-    padded[: len(values)] = values
-    return padded
