@@ -111,7 +111,8 @@ def slow_table(
         hidden = _run(pair.target, prefix[:-1], classes.target_layers)[1][:, -1:]
         embedding = pair.target.embed(int(prefix[-1]))[None]
         facts = {"target_hidden": side_by_side(hidden), "embedding": embedding}
-        decided = classes.decide(matrix(classes.predictor.inputs, facts).float())
+        features = matrix(classes.predictor.inputs, facts).float()
+        decided = classes.decide(classes.predictor.predict_proba(features))
         found["predicted"] = {
             head.survival: head.predictor.calibration.survival(torch.tensor(scores)).tolist(),
             classes.outcomes: int(decided),
