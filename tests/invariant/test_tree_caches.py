@@ -109,9 +109,10 @@ def test_rows_equal_plain_forwards(
     settings: tuple[int, int, int], warp: Warp, llamas: ModelPair
 ) -> None:
     engine = WatchedLookahead(llamas, *settings, prompt_pool=True, warp=warp)
+    before = llamas.draft.forwards
     trace = engine.decode(PROMPT, 24, Sampler.seeded(1))
     assert len(trace.tokens) == 24 and llamas.target.length == len(PROMPT) + 23
-    assert llamas.target.forwards == len(trace.rounds) + 1 and llamas.draft.forwards == 0
+    assert llamas.target.forwards == len(trace.rounds) + 1 and llamas.draft.forwards == before
     plain = AutoregressiveEngine(llamas, warp).decode(PROMPT, 24, Sampler.seeded(0))
     assert warp.temperature or trace.tokens == plain.tokens
 
