@@ -27,7 +27,7 @@ from tests.helpers.models.cached import (
     random_tokens,
 )
 from tests.helpers.models.tiny_pair import tiny_models
-from tests.invariant.test_pretend_matrix import decoded
+from tests.invariant.test_pretend_device import decode as decoded
 
 
 @pytest.fixture(params=["llama", "qwen2", "gemma2"])
