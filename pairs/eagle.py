@@ -139,8 +139,8 @@ class EagleInTraining:
 
 
 def padded(chats: list[Chat], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens [B, n] and the target's states [B, n, L + 1, H] there; of each chat all but its last
-    token."""
+    """Return tokens [B, n] and the target's states [B, n, L + 1, H] there; of each chat all but its
+    last token."""
     width = max(len(chat.states) for chat in chats)
     ids = torch.zeros(len(chats), width, dtype=torch.long)
     states = torch.zeros(len(chats), width, *chats[0].states.shape[1:], dtype=torch.bfloat16)
@@ -153,8 +153,8 @@ def padded(chats: list[Chat], device: torch.device) -> tuple[Tensor, Tensor]:
 def unrolled(
     draft: LlamaForCausalLM, maps: Maps, ids: Tensor, states: Tensor, steps: int
 ) -> list[Tensor]:
-    """Last hidden states [B, n, H] of step 1, 2, ..., `steps` for each token of ids [B, n]. states:
-    [B, n, L + 1, H], the target's at the same tokens, of which each row reads those one row
+    """Return last hidden states [B, n, H] of step 1, 2, ..., `steps` for each token of ids [B, n].
+    states: [B, n, L + 1, H], the target's at the same tokens, of which each row reads those one row
     before."""
     layers: Any = draft.model.layers
     embedding = draft.model.embed_tokens(ids)
@@ -169,7 +169,11 @@ def unrolled(
             x = embedding + maps.from_own(shifted(outputs[-1], 1, dim=1))
         for layer, before in zip(layers, known, strict=True):
             attention, normed = layer.self_attn, layer.input_layernorm(x)
-            query, key, value = projected(attention, normed, cos[0], sin[0])
+            query, key, value = (
+                linear(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+                for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            query, key = (rotated(part, cos[0], sin[0]) for part in (query, key))
             before.append((key, value))
             x = x + attention.o_proj(attend(query, before).transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -177,25 +181,15 @@ def unrolled(
     return outputs
 
 
-def projected(attention: Any, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated queries [B, heads, n, d] and keys, and values [B, kv_heads, n, d], of a Llama layer's
-    attention. x: [B, n, H], what it reads; cos, sin: [n, d]."""
-    query, key, value = (
-        linear(x).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    return rotated(query, cos, sin), rotated(key, cos, sin), value
-
-
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (Llama layout: halves). x: [..., n, d]."""
+    """Return x with the rotary embedding (Llama layout: halves). x: [..., n, d]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x) + torch.cat((-second, first), dim=-1) * sin.to(x)
 
 
-def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]], alone: int = 0) -> Tensor:
-    """[B, heads, n, d]. known: keys and values [B, kv_heads, n, d] of every step so far, the
-    query's own last; alone: first rows that no other row sees.
+def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return [B, heads, n, d]. known: keys and values [B, kv_heads, n, d] of every step so far, the
+    query's own last.
 
     Row i of step k sees rows up to i - k + 1 of step 1 and row i - k + s of each step s from 2 to
     k."""
@@ -204,21 +198,14 @@ def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]], alone: int = 0
     keys, values = (
         [part.repeat_interleave(groups, 1) for part in parts] for parts in zip(*known, strict=True)
     )
-    if steps == 1 and not alone:
+    if steps == 1:
         return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
     visible = torch.ones(n, n, dtype=torch.bool, device=query.device).tril(1 - steps)
-    visible[:, :alone] = False
-    if steps == 1:
-        visible[:alone].fill_diagonal_(True)
-        return F.scaled_dot_product_attention(query, keys[0], values[0], attn_mask=visible)
     scores = (query @ keys[0].transpose(2, 3)).masked_fill(~visible, -1e4)
     later = [shifted(key, steps - step, dim=2) for step, key in enumerate(keys[1:], 2)]
     drafted = torch.stack([(query * key).sum(-1) for key in later], -1)
-    weight = (
-        (torch.cat([scores, drafted.to(scores)], -1) * query.shape[-1] ** -0.5)
-        .softmax(-1)
-        .to(query)
-    )
+    scaled = torch.cat([scores, drafted.to(scores)], -1) * query.shape[-1] ** -0.5
+    weight = scaled.softmax(-1).to(query)
     result = weight[..., :n] @ values[0]
     for step, value in enumerate(values[1:], 2):
         result = result + weight[..., n + step - 2, None] * shifted(value, steps - step, dim=2)
@@ -226,7 +213,7 @@ def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]], alone: int = 0
 
 
 def shifted(x: Tensor, by: int, dim: int) -> Tensor:
-    """x moved `by` places towards the end of `dim`, zeros before it."""
+    """Return x moved `by` places towards the end of `dim`, zeros before it."""
     if by == 0:
         return x
     by = min(by, x.shape[dim])
