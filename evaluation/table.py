@@ -254,17 +254,12 @@ def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
     Only of counts in turn: where the models run side by side, rounds are priced (`modelled`)."""
     parts = []
     for policy, rows in measurements.groupby("policy", sort=False):
-        calls = [np.asarray(each, dtype=np.float64) for each in rows["calls_by_drafted"]]
-        widest = max(map(len, calls))
-        counts: dict[str, Any] = {
-            name: rows[name].to_numpy() for name in ("draft_forwards", "questions", "emitted")
-        }
-        counts["calls_by_drafted"] = np.array(
-            [np.pad(each, (0, widest - len(each))) for each in calls]
-        )
-        parts.append(
-            rows.assign(modelled=cost.price(counts, str(policy)), modelled_plain=cost.plain(counts))
-        )
+        names = ("draft_forwards", "questions", "emitted")
+        counts: dict[str, Any] = {name: rows[name].to_numpy() for name in names}
+        calls = pd.DataFrame(list(map(list, rows["calls_by_drafted"])))  # shorter ones end in NaN
+        counts["calls_by_drafted"] = calls.fillna(0).to_numpy(np.float64)
+        modelled = cost.price(counts, str(policy))
+        parts.append(rows.assign(modelled=modelled, modelled_plain=cost.plain(counts)))
     return pd.concat(parts)
 
 
