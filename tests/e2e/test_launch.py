@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -17,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 SETTINGS = (
     "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false"
+    " pair.dtype=float64 pair.name=tiny"
 ).split()
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 PROMPTS = 96
 MOMENTS = 4  # tests/invariant/test_processes.py has more
 
@@ -37,27 +40,16 @@ class Job:
     """The command line, started."""
 
     def __init__(self, size: int, pair: Path, prompts: Path, out: Path, *more: str) -> None:
-        models = [
-            f"pair.target={pair / 'target'}",
-            f"pair.draft={pair / 'draft'}",
-            "pair.dtype=float64",
-        ]
-        command = ([sys.executable] if size == 1 else LAUNCH) + [
-            str(ROOT / "scripts" / "gen_data.py"),
-            *SETTINGS,
-        ]
+        launcher = [sys.executable] if size == 1 else LAUNCH
+        models = [f"pair.{side}={pair / side}" for side in ("target", "draft")]
+        given = (f"dataset.path={prompts}", f"out={out}", *more)
         self.process = subprocess.Popen(
-            [*command, *models, "pair.name=tiny", f"dataset.path={prompts}", f"out={out}", *more],
+            [*launcher, str(ROOT / "scripts" / "gen_data.py"), *SETTINGS, *models, *given],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            env={
-                "PYTHONPATH": str(ROOT),
-                "PATH": "/usr/bin:/bin",
-                "HOME": str(Path.home()),
-                "OMP_NUM_THREADS": "1",
-            },
+            env={**ENVIRONMENT, "HOME": str(Path.home())},
         )
 
     def wait(self) -> tuple[int, str]:
@@ -79,79 +71,80 @@ class Job:
             time.sleep(0.01)
 
 
+Start = Callable[..., Job]
+
+
 @pytest.fixture(scope="module")
-def original(tiny_pair_dir: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("original") / "data"
-    code, printed = Job(1, tiny_pair_dir, prompts, out).wait()
+def start(tiny_pair_dir: Path, prompts: Path) -> Start:
+    """Of (processes, out, *more settings)."""
+    return lambda size, out, *more: Job(size, tiny_pair_dir, prompts, out, *more)
+
+
+def done(job: Job) -> str:
+    """What it printed."""
+    code, printed = job.wait()
     assert code == 0, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def original(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("original") / "data"
+    done(start(1, out))
     return out
 
 
 def assert_same(out: Path, original: Path) -> None:
     assert verify(out) == []
-    assert (
-        Harvest.open(out).manifest.written["content"]
-        == Harvest.open(original).manifest.written["content"]
-    )
+    contents = [Harvest.open(folder).manifest.written["content"] for folder in (out, original)]
+    assert contents[0] == contents[1]
 
 
 def test_two_processes_make_the_records_of_one(
-    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path
+    start: Start, original: Path, tmp_path: Path
 ) -> None:
-    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
-    assert code == 0, printed
+    out = tmp_path / "data"
+    printed = done(start(2, out))
     assert printed.count("saved ") == printed.count("mean accepted length") == 1
     assert f"{PROMPTS} prompts labelled" in printed, "one bar, for all prompts"
-    assert_same(tmp_path / "data", original)
-    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data", "verify=true").wait()
-    assert code == 0 and printed.count("is whole") == 1, printed
-    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data", "estimate=true").wait()
-    assert code == 0 and printed.count("time: about") == 1, printed
+    assert_same(out, original)
+    assert done(start(2, out, "verify=true")).count("is whole") == 1
+    assert done(start(2, out, "estimate=true")).count("time: about") == 1
 
 
 def test_one_of_two_killed_ends_the_run_and_a_rerun_finishes(
-    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path
+    start: Start, original: Path, tmp_path: Path
 ) -> None:
-    job = Job(2, tiny_pair_dir, prompts, tmp_path / "data")
+    job = start(2, tmp_path / "data")
     job.wait_for_begin(tmp_path / "data")
     job.workers()[-1].kill()
-    code, printed = job.wait()
-    assert code != 0
-    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
-    assert code == 0, printed
+    assert job.wait()[0] != 0
+    done(start(2, tmp_path / "data"))
     assert_same(tmp_path / "data", original)
 
 
-def test_an_error_says_what_to_run_again(
-    tiny_pair_dir: Path, prompts: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "data").write_text("a file in the way")
-    code, printed = Job(2, tiny_pair_dir, prompts, tmp_path / "data").wait()
-    assert (
-        code != 0
-        and f"error: out: {tmp_path / 'data'} is no folder and cannot become one" in printed
-    )
+def test_an_error_says_what_to_run_again(start: Start, tmp_path: Path) -> None:
+    (out := tmp_path / "data").write_text("a file in the way")
+    code, printed = start(2, out).wait()
+    assert code != 0 and f"error: out: {out} is no folder and cannot become one" in printed
     assert "stops. Finished chunks are kept: run the same command again" in printed
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_killed_at_random_moments(
-    tiny_pair_dir: Path, prompts: Path, original: Path, tmp_path: Path, size: int
-) -> None:
+def test_killed_at_random_moments(start: Start, original: Path, tmp_path: Path, size: int) -> None:
     """Of the harvest itself: while the models load there is nothing to lose."""
-    job = Job(size, tiny_pair_dir, prompts, tmp_path / "whole")
+    job = start(size, tmp_path / "whole")
     job.wait_for_begin(tmp_path / "whole")
-    start = time.monotonic()
+    began = time.monotonic()
     assert job.wait()[0] == 0
-    whole, random, done = time.monotonic() - start, Random(size), []
+    whole, random, chunks = time.monotonic() - began, Random(size), []
     for moment in range(MOMENTS):
         out = tmp_path / str(moment)
-        job = Job(size, tiny_pair_dir, prompts, out)
+        job = start(size, out)
         job.wait_for_begin(out)
         time.sleep(random.uniform(0, 0.9 * whole))
         job.kill()
-        done.append(len(list(out.glob("chunk-*.json"))))
-        code, printed = Job(size, tiny_pair_dir, prompts, out).wait()
-        assert code == 0, printed
+        chunks.append(len(list(out.glob("chunk-*.json"))))
+        done(start(size, out))
         assert_same(out, original)
-    assert len(set(done)) > 1, "the moments should differ"
+    assert len(set(chunks)) > 1, "the moments should differ"

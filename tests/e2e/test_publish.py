@@ -12,14 +12,13 @@ from predictors.base import CARD, FILES, load_predictor, read_config, read_metri
 from predictors.hub import push_to_hub, refuse_private
 from reports.publish import ADDED
 from runtime.errors import UserError
-from runtime.files import file_hash, write_json
-from runtime.json_files import write_checksummed
 from scripts import export
 from tests.helpers.damage.hostile import ROOT
 from tests.helpers.programs.programs import refused, run
-from tests.helpers.training.checkpoints import write_checkpoint
+from tests.helpers.training.checkpoints import rewrite_checksum, write_checkpoint
 
 CHOICE = {"threshold": 0.25, "speculate": True, "speedup": 1.5, "interval": [1.25, 1.75]}
+SLOWER = {**CHOICE, "speedup": 0.5, "speculate": False}
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +43,7 @@ def tune(folder: Path) -> None:
         },
         "results": {
             "chosen": {"advice": "value", "rules": {"value": CHOICE, "fixed": CHOICE}},
-            "c10": {
-                "advice": "none",
-                "rules": {"value": {**CHOICE, "speedup": 0.5, "speculate": False}},
-            },
+            "c10": {"advice": "none", "rules": {"value": SLOWER}},
         },
     }
     thresholds.write(Path("thresholds.json"), found)
@@ -97,25 +93,15 @@ KEY = "hf_" + 24 * "k"
 
 def private(checkpoint: Path) -> None:
     """As if it had been trained with absolute paths and a key among the pair's options."""
+    data, token = "/home/somebody/my data/train-T1", f"+pair.target_options.token={KEY}"
+    for name in ("config.json", "metrics.json", CARD):
+        text = (checkpoint / name).read_text().replace("data/train-T1", data)
+        (checkpoint / name).write_text(text.replace("logger=none", token))
     config = json.loads((checkpoint / "config.json").read_text())
-    metrics = json.loads((checkpoint / "metrics.json").read_text())
-    card = (checkpoint / CARD).read_text()
-    made, data = config["provenance"], "/home/somebody/my data/train-T1"
-    for name, text in (("command", made["command"]), ("card", card)):
-        text = text.replace("data/train-T1", data).replace(
-            "logger=none", f"+pair.target_options.token={KEY}"
-        )
-        made, card = ({**made, name: text}, card) if name == "command" else (made, text)
-    made["data"]["folder"] = made["config"]["data"] = data
-    made["config"]["pair"]["target_options"] = {"token": KEY}
-    made["config"]["pair"]["target"] = "/home/somebody/models/target"
-    first = next(iter(metrics["reliability"]))
-    renamed = {name.replace(first, f"{data} (test split)"): found for name, found in
-               metrics["reliability"].items()}  # fmt: skip
-    (checkpoint / CARD).write_text(card)
-    write_json(checkpoint / "metrics.json", {**metrics, "reliability": renamed})
-    sums = {name: file_hash(checkpoint / name) for name in (*FILES, CARD)}
-    write_checksummed(checkpoint / "config.json", {**config, "provenance": made, "sha256": sums})
+    target = {"target_options": {"token": KEY}, "target": "/home/somebody/models/target"}
+    config["provenance"]["config"]["pair"] |= target
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    rewrite_checksum(checkpoint)
 
 
 @pytest.mark.slow
@@ -159,18 +145,16 @@ def test_bad_input_is_one_line(checkpoint: Path) -> None:
     Path("full").mkdir()
     Path("full/letter.txt").write_text("mine")
 
-    def line(*overrides: str) -> str:
-        return refused(export, "serving=hub", *overrides)
-
-    assert "checkpoint: no checkpoint in nowhere" in line("serving.checkpoint=nowhere")
-    wrong = line("serving.checkpoint=other", "thresholds=thresholds.json")
-    assert "thresholds: thresholds.json has none for other" in wrong
-    assert "thresholds:" in line("serving.checkpoint=value", "thresholds=nowhere.json")
-    assert "repository: expected owner/name, got 'mine'" in line(
-        "serving.checkpoint=value", "serving.repository=mine"
-    )
-    assert "out: full holds something else" in line("serving.checkpoint=value", "out=full")
+    value, tuned = "serving.checkpoint=value", "thresholds=thresholds.json"
+    for overrides, says in (
+        (["serving.checkpoint=nowhere"], "checkpoint: no checkpoint in nowhere"),
+        (["serving.checkpoint=other", tuned], "thresholds: thresholds.json has none for other"),
+        ([value, "thresholds=nowhere.json"], "thresholds:"),
+        ([value, "serving.repository=mine"], "repository: expected owner/name, got 'mine'"),
+        ([value, "out=full"], "out: full holds something else"),
+    ):
+        assert says in refused(export, "serving=hub", *overrides)
     found = json.loads(Path("value/metrics.json").read_text())
     Path("value/metrics.json").write_text(json.dumps({**found, "seconds": 0}))
-    assert "metrics.json is not as it was written" in line("serving.checkpoint=value")
+    assert "metrics.json is not as it was written" in refused(export, "serving=hub", value)
     assert not Path("runs/export").exists()

@@ -45,54 +45,43 @@ def test_jobs_have_folders_and_are_done_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path("checkpoints/specdecpp-sweep")
-    assert sweep(monkeypatch, *SWEEP) == 2, "one of the three fails, the others are trained"
-    said = capsys.readouterr()
-    assert (
-        "failed: predictor.layers=[-9] trainer.epochs=1 logger=none data=data/toy:"
-        " predictor.layers: expected some of the recorded layers" in said.err
-    )
-    assert (
-        "error: predictor.layers: expected some" in said.err
-        and said.out.count("saved checkpoints/") == 2
-    )
+    manifest = Harvest.open("data/toy").manifest.written
+
+    def swept(*more: str, code: int = 0) -> str:
+        assert sweep(monkeypatch, *SWEEP, *more) == code
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    def remade(**changed: object) -> None:
+        write_checksummed(Path("data/toy/manifest.json"), {**manifest, **changed})
+
+    printed = swept(code=2)  # one of the three fails, the others are trained
+    expected = "predictor.layers: expected some of the recorded layers"
+    failed = "failed: predictor.layers=[-9] trainer.epochs=1 logger=none data=data/toy:"
+    assert f"{failed} {expected}" in printed and f"error: {expected}" in printed
+    assert printed.count("saved checkpoints/") == 2
     assert sorted(path.name for path in root.iterdir()) == FOLDERS
     before = [result(root / name) for name in FOLDERS]
     assert "predictor.layers=null" in (root / FOLDERS[1] / "config.json").read_text()
 
-    (root / FOLDERS[0] / "model.safetensors").write_bytes(b"half")
-    assert sweep(monkeypatch, *SWEEP) == 2
-    said = capsys.readouterr()
-    assert f"out: {root / FOLDERS[1]} is finished, overwrite=true redoes it" in said.out
-    assert (
-        f"out: {root / FOLDERS[0]} is trained again: out: {root / FOLDERS[0]} is incomplete or"
-        " damaged" in said.out
-    )
-    assert (
-        said.out.count("saved checkpoints/") == 1
-        and [result(root / name) for name in FOLDERS] == before
-    )
+    first, second = (root / name for name in FOLDERS)
+    (first / "model.safetensors").write_bytes(b"half")
+    printed = swept(code=2)
+    assert f"out: {second} is finished, overwrite=true redoes it" in printed
+    assert f"out: {first} is trained again: out: {first} is incomplete or damaged" in printed
+    assert printed.count("saved checkpoints/") == 1
+    assert [result(root / name) for name in FOLDERS] == before
 
-    manifest = Harvest.open("data/toy").manifest.written
-    again = {"command": "python scripts/gen_data.py out=./data/toy", "versions": {"torch": "9"}}
-    write_checksummed(Path("data/toy/manifest.json"), {**manifest, **again})
-    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
-    assert f"out: {root / FOLDERS[0]} is finished" in capsys.readouterr().out, (
-        "the harvest holds the same"
-    )
-    write_checksummed(
-        Path("data/toy/manifest.json"), {**manifest, "warp": {**manifest["warp"], "top_k": 5}}
-    )
-    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
-    assert "is trained again: training.data=" in capsys.readouterr().out, "made with other settings"
-
+    one = "predictor.layers=[-1]"
+    remade(command="python scripts/gen_data.py out=./data/toy", versions={"torch": "9"})
+    assert f"out: {first} is finished" in swept(one), "the harvest holds the same"
+    remade(warp={**manifest["warp"], "top_k": 5})
+    assert "is trained again: training.data=" in swept(one), "made with other settings"
     write_harvest(Path("data/toy"), rows=31)
-    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]") == 0
-    said = capsys.readouterr()
-    assert (
-        "is trained again: training.data=" in said.out and said.out.count("saved checkpoints/") == 1
-    )
-    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]", "overwrite=true") == 0
-    assert capsys.readouterr().out.count("saved checkpoints/") == 1
+    printed = swept(one)
+    assert "is trained again: training.data=" in printed
+    assert printed.count("saved checkpoints/") == 1
+    assert swept(one, "overwrite=true").count("saved checkpoints/") == 1
 
 
 def test_a_single_run_is_not_a_place_for_a_sweep(
