@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from data_gen.storage.dataset import Harvest, verify
+from data_gen.storage.sharing import Worker
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,11 +124,16 @@ def test_one_of_two_killed_ends_the_run_and_a_rerun_finishes(
     assert_same(tmp_path / "data", original)
 
 
-def test_an_error_says_what_to_run_again(start: Start, tmp_path: Path) -> None:
+def test_an_error_is_said_and_ends_all(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (out := tmp_path / "data").write_text("a file in the way")
     code, printed = start(2, out).wait()
-    assert code != 0 and f"error: out: {out} is no folder and cannot become one" in printed
-    assert "stops. Finished chunks are kept: run the same command again" in printed
+    assert code != 0 and f"error: out: {out} holds something else, which would be lost" in printed
+    with pytest.raises(ValueError), Worker(1, 2).reporting():
+        raise ValueError
+    again = "Finished chunks are kept: run the same command again"
+    assert f"process 2 of 2 stops. {again}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("size", [1, 2])
