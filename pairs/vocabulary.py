@@ -257,3 +257,7 @@ def provenance(settings: Any, pair: ModelPair, counts: Tensor, responses: int) -
         "distinct_tokens": int((counts > 0).sum()),
         "size": settings.size,
     }
+
+
+if __name__ == "__main__":
+    raise SystemExit("error: this is no program. Run: python pairs/draft_vocabulary.py")
