@@ -103,7 +103,7 @@ def read_answers(
     candidates; advance is told after each step how many tokens it brought. While an answer is out,
     both models hold its prompt and response without the last token. Raises UserError when a model
     returns NaN logits."""
-    layers, ends = settings.layers, torch.tensor(sorted(pair.eos_ids))
+    layers, end_ids = settings.layers, torch.tensor(sorted(pair.eos_ids))
     compared = partial(compare, Warps.of(settings, pair.draft))
     opening, most = [prompt[:-2] for prompt in prompts], settings.max_new_tokens
     target = batch_of(pair.target, opening, most + 1)
@@ -127,8 +127,8 @@ def read_answers(
         anchor, next_anchor = (count % settings.stride == 0 for count in (position, position + 1))
         p = target.step(tokens, layers.target_layers if next_anchor else ())
         q = draft.step(tokens, layers.draft_layers if anchor else ())
-        coins = uniform[: 4 if anchor else 2, rows, position].T
-        distributions = blockwise(compared, p.logits, q.logits, coins)
+        numbers = uniform[: 4 if anchor else 2, rows, position].T
+        distributions = blockwise(compared, p.logits, q.logits, numbers)
         tokens = distributions.response.cpu()
         placed = rows.to(distributions.response.device)  # sent once
         for name, values in vars(distributions).items():
@@ -137,11 +137,11 @@ def read_answers(
         note(target_hidden, p.hidden)
         note(draft_first, q.hidden)
         advance(int(live.sum()))
-        ended = live & (torch.isin(tokens, ends) | (position + 1 == most))
-        for place in ended.nonzero()[:, 0].tolist():
-            target.hand_over(place)
-            draft.hand_over(place)
-            row, anchors = int(rows[place]), position // settings.stride + 1
+        ended = live & (torch.isin(tokens, end_ids) | (position + 1 == most))
+        for index in ended.nonzero()[:, 0].tolist():
+            target.hand_over(index)
+            draft.hand_over(index)
+            row, anchors = int(rows[index]), position // settings.stride + 1
             yield Answer(
                 row,
                 Distributions(
@@ -192,8 +192,8 @@ def teacher_forced_answers(
             p = target.forward(before[rows], **at_anchors(rows + 1, layers.target_layers))
             q = draft.forward(before[rows], **at_anchors(rows, layers.draft_layers))
             given = response[rows].to(p.logits.device)
-            coins = uniform[:, index, rows].T
-            parts.append(blockwise(compared, p.logits, q.logits, coins, given))
+            numbers = uniform[:, index, rows].T
+            parts.append(blockwise(compared, p.logits, q.logits, numbers, given))
             target_hidden.append(p.hidden)
             draft_first.append(q.hidden)
             if not torch.equal(parts[-1].response, given):

@@ -146,12 +146,12 @@ def answers_of(
     advance: Callable[[int], object],
 ) -> Iterator[Answer]:
     """Answer the prompts of a chunk, or read the responses that came with them."""
-    prompts, coins = [request.tokens for request in chunk], draws(chunk, settings)
+    prompts, uniform = [request.tokens for request in chunk], draws(chunk, settings)
     given = [request.response for request in chunk if request.response is not None]
     if not given:
-        yield from read_answers(pair, prompts, coins, settings, advance)
+        yield from read_answers(pair, prompts, uniform, settings, advance)
         return
-    for answer in teacher_forced_answers(pair, prompts, given, coins, settings):
+    for answer in teacher_forced_answers(pair, prompts, given, uniform, settings):
         advance(len(answer.distributions.response))
         yield answer
 

@@ -77,12 +77,12 @@ def siblings(p: Tensor, q: Tensor, token: Tensor, top: Tensor, uniform: Tensor) 
         left.div_(left.sum(-1, keepdim=True).clamp_min(1e-38))
         pool.scatter_(-1, drawn[:, None], 0.0)
         mass = pool.sum(-1)
-        there = mass > 0
-        all_there = pool.device.type == "cpu" and bool(there.all())  # a GPU adds sooner than asks
-        drawn = pick(pool if all_there else pool + (~there)[:, None], uniform[:, number])
+        any_left = mass > 0
+        all_left = pool.device.type == "cpu" and bool(any_left.all())  # a GPU adds sooner than asks
+        drawn = pick(pool if all_left else pool + (~any_left)[:, None], uniform[:, number])
         accept = (at(left, drawn) * mass / at(pool, drawn).clamp_min(1e-38)).clamp_max(1.0)
-        tokens.append(torch.where(there, drawn, -1))
-        accepts.append(torch.where(there, accept, 0.0))
+        tokens.append(torch.where(any_left, drawn, -1))
+        accepts.append(torch.where(any_left, accept, 0.0))
     # point masses, of which one that is missing takes nothing
     best = torch.where(top >= 0, p.gather(-1, top.clamp_min(0)), 0.0)
     remaining = p.sum(-1, keepdim=True) - (best.cumsum(-1) - best)
@@ -122,11 +122,11 @@ def _hub_pair(p: Tensor, q: Tensor, token: Tensor, second: Tensor) -> Tensor:
     taken = ((p_x - q_x).clamp_min(0) / (q_x / rest * q_hub).clamp_min(1e-38)).clamp_max(1.0)
     hub_first = (1 - taken) * _share(from_hub_pairs, after_hub)
     alone = first & (second < 0)  # a point mass has no pair
-    one = torch.where(first, hub_first, lone)
+    of_first = torch.where(first, hub_first, lone)
     other = torch.where(
         first, torch.where(alone, 0.0, _share(taken, 1 - hub_first)), _share(from_x_pairs, after_x)
     )
-    return torch.stack([torch.where(alone, (p_hub / q_hub).clamp_max(1.0), one), other], -1)
+    return torch.stack([torch.where(alone, (p_hub / q_hub).clamp_max(1.0), of_first), other], -1)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

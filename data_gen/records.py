@@ -21,7 +21,7 @@ from data_gen.room import Room
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import given_row
 from data_gen.storage.shards import MORE, pack_features
-from data_gen.verdicts import Coins, greedy_verdicts, sampled_verdicts
+from data_gen.verdicts import Uniforms, greedy_verdicts, sampled_verdicts
 from decoding.models.cached_lm import CachedLM
 from decoding.models.loading import ModelPair
 from predictors.features.draft_statistics import Q_STATS, history_rows
@@ -41,7 +41,7 @@ class Text:
     start: int
     anchors: Tensor
 
-    def coins(self, purpose: str, settings: HarvestSettings, *shape: int) -> Tensor:
+    def uniforms(self, purpose: str, settings: HarvestSettings, *shape: int) -> Tensor:
         """[A, gamma, ...]"""
         shape = (len(self.anchors), settings.gamma, *shape)
         return uniforms(settings.seed, self.request.prompt_id, purpose, *shape)
@@ -102,8 +102,8 @@ def mixed(
     sequences, rows = list[Tensor](), list[Row]()
     for text in texts:
         distributions, length = text.answer.distributions, len(text.response)
-        coins = uniforms(settings.seed, text.request.prompt_id, "mixing", length)
-        kept = coins >= settings.mixing
+        uniform = uniforms(settings.seed, text.request.prompt_id, "mixing", length)
+        kept = uniform >= settings.mixing
         sequences.append(torch.where(kept, distributions.token.cpu(), text.response))
         names = ("q", *Q_STATS, "overlap")
         row = {
@@ -128,9 +128,9 @@ def rounds(
     response, never cut short."""
     gamma, greedy = settings.gamma, settings.warp.temperature == 0
     first = Distributions.join([text.answer.distributions.take(text.anchors) for text in texts])
-    coins = Coins(
-        torch.cat([text.coins("verdicts", settings) for text in texts]),
-        torch.cat([text.coins("siblings", settings, MORE) for text in texts]),
+    uniform = Uniforms(
+        torch.cat([text.uniforms("verdicts", settings) for text in texts]),
+        torch.cat([text.uniforms("siblings", settings, MORE) for text in texts]),
     )
     following = [pad(text.response, (0, gamma), value=-2).unfold(0, gamma, 1) for text in texts]
     says = torch.cat([windows[t.anchors] for windows, t in zip(following, texts, strict=True)])
@@ -139,21 +139,21 @@ def rounds(
         for rolled in made.parts(room.rollouts):
             some = torch.arange(start, start := start + len(rolled.places.row))
             parts.append(
-                judged(pair, rolled, first.take(some), says[some], coins.take(some), settings)
+                judged(pair, rolled, first.take(some), says[some], uniform.take(some), settings)
             )
     counts = [len(text.anchors) for text in texts]
     columns = {name: torch.cat([part[name] for part in parts]).split(counts) for name in parts[0]}
-    rows, firsts = list[Row](), coins.verdicts[:, 0].split(counts)
-    for place, (text, first_coins) in enumerate(zip(texts, firsts, strict=True)):
+    rows, firsts = list[Row](), uniform.verdicts[:, 0].split(counts)
+    for index, (text, first_uniform) in enumerate(zip(texts, firsts, strict=True)):
         answer, response, anchors = text.answer, text.response, text.anchors
-        row = {name: column[place] for name, column in columns.items()}
+        row = {name: column[index] for name, column in columns.items()}
         known = torch.full_like(anchors, gamma)
         if greedy and int(response[-1]) not in pair.eos_ids:  # it was cut
             known = (len(response) - anchors).clamp(max=gamma)
         # how the draft fared before each anchor: verdicts on the candidates of all earlier
         # positions, by the coin of their round where there is one
         everywhere = uniforms(settings.seed, text.request.prompt_id, "history", len(response))
-        everywhere[anchors] = first_coins
+        everywhere[anchors] = first_uniform
         accepted = everywhere < answer.distributions.accept.cpu()
         row |= {
             "anchor": anchors,
@@ -183,7 +183,7 @@ def rollouts(
         responses = after_prompts(texts, [text.response for text in texts])
         yield roll_greedy(draft, responses, first, settings.gamma, layers, room.rollouts)
         return
-    uniform = torch.cat([text.coins("rollouts", settings)[:, 1:] for text in texts])
+    uniform = torch.cat([text.uniforms("rollouts", settings)[:, 1:] for text in texts])
     rows = [text.start + len(text.request.tokens) - 1 + text.anchors for text in texts]
     starts = [torch.full_like(text.anchors, text.start) for text in texts]
     places = Places(torch.cat(rows), torch.cat(starts))
@@ -197,16 +197,16 @@ def judged(
     rolled: Rollouts,
     first: Distributions,
     says: Tensor,
-    coins: Coins,
+    uniform: Uniforms,
     settings: HarvestSettings,
 ) -> Row:
     """Return some rollouts, and what the target says of them; hidden states as tensors."""
     tokens, warps = rolled.drawn.token.cpu(), Warps.of(settings, pair.draft)
     drafted = drafted_length(tokens, pair.eos_ids)
     if settings.warp.temperature == 0:
-        verdicts = greedy_verdicts(rolled, first, says, coins, warps)
+        verdicts = greedy_verdicts(rolled, first, says, uniform, warps)
     else:
-        verdicts = sampled_verdicts(pair.target, rolled, first, drafted, coins, warps)
+        verdicts = sampled_verdicts(pair.target, rolled, first, drafted, uniform, warps)
     columns = dict(vars(verdicts))
     accept = columns.pop("accept")
     stored = slice(None if settings.features_stored else 0)
@@ -214,7 +214,7 @@ def judged(
         "draft_hidden": rolled.draft_hidden[..., stored].bfloat16().cpu(),
         **{name: column.cpu() for name, column in vars(rolled.drawn).items()},
         "drafted": drafted,
-        "accepted": accepted_length(accept, coins.verdicts, drafted),
+        "accepted": accepted_length(accept, uniform.verdicts, drafted),
         "accept_prob": accept,
         **columns,
     }

@@ -103,10 +103,10 @@ def roll(
             if warp.temperature > 0:
                 logits.append(output.logits[:, None])
     draft.crop(base)
-    said = torch.cat(logits, 1) if logits else None
+    q_logits = torch.cat(logits, 1) if logits else None
     if warp.temperature > 0 and gamma == 1:
-        said = torch.zeros(len(places.row), 0, own.columns, device=first.token.device)
-    return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), said)
+        q_logits = torch.zeros(len(places.row), 0, own.columns, device=first.token.device)
+    return Rollouts(places, Drawn.join(drawn, torch.stack, 1), torch.stack(states, 1), q_logits)
 
 
 def roll_greedy(
@@ -193,12 +193,12 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
     then those of the rollouts that were made, [n * gamma]. own: [A] bool, which were made (n of
     them, the last one included)."""
     count, depth = len(own), torch.arange(gamma)
-    place = torch.arange(count)
+    position = torch.arange(count)
     # the next one made, or itself
-    following = torch.where(own, place, count).flip(0).cummin(0).values.flip(0)
-    steps = (following - place)[:, None]
+    following = torch.where(own, position, count).flip(0).cummin(0).values.flip(0)
+    steps = (following - position)[:, None]
     made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
-    return torch.where(depth < steps, place[:, None] + depth, made)
+    return torch.where(depth < steps, position[:, None] + depth, made)
 
 
 def draw(warp: Warp, own: OwnTokens, logits: Tensor, uniform: Tensor) -> Drawn:

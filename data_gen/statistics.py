@@ -39,8 +39,8 @@ def statistics(out: Path, chunk_count: int, gamma: int) -> Statistics:
 
     def values(kind: str, index: int, name: str) -> np.ndarray:
         column = pq.read_table(out / shards.shard_name(kind, index), columns=[name])[name]
-        found: np.ndarray = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-        return found
+        numbers: np.ndarray = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return numbers
 
     tokens, lengths, sums = 0, np.zeros(gamma + 1, int), np.zeros(3)
     for index in range(chunk_count):

@@ -39,7 +39,7 @@ class Verdicts(Siblings):
 
 
 @dataclass(frozen=True)
-class Coins(Columns):
+class Uniforms(Columns):
     """verdicts: [A, gamma]; siblings: [A, gamma, 2], draws of second and third candidates."""
 
     verdicts: Tensor
@@ -51,39 +51,39 @@ def sampled_verdicts(
     rolled: Rollouts,
     first: Distributions,
     drafted: Tensor,
-    coins: Coins,
+    uniform: Uniforms,
     warps: Warps,
 ) -> Verdicts:
     """first: at the anchors, [A]; drafted: [A], tokens that count.
 
     The target runs in stages, each on a few more tokens of the rollouts that are still alive: their
-    next token counts, and all so far are accepted by the coins or with a probability that is not
+    next token counts, and all so far are accepted by the draws or with a probability that is not
     negligible. The rest stays 0. The cache is left as it was."""
     tokens = rolled.drawn.token
-    verdicts, some = Verdicts.of_first(first, tokens.shape[1]), torch.arange(len(drafted))
+    verdicts, alive = Verdicts.of_first(first, tokens.shape[1]), torch.arange(len(drafted))
     base, done = target.length, 1
     for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
-        accept = verdicts.accept[some, :done]
-        passed = (coins.verdicts[some, :done] < accept).all(1) | (accept.prod(1) >= NEGLIGIBLE)
-        going = (passed & (drafted[some] > done)).nonzero()[:, 0]
+        accept = verdicts.accept[alive, :done]
+        passed = (uniform.verdicts[alive, :done] < accept).all(1) | (accept.prod(1) >= NEGLIGIBLE)
+        going = (passed & (drafted[alive] > done)).nonzero()[:, 0]
         # cached are all first tokens of the rollouts before all second ones
-        rows = torch.arange(done - 1)[:, None] * len(some) + going
+        rows = torch.arange(done - 1)[:, None] * len(alive) + going
         target.keep(base, rows.flatten().tolist())
-        some, until = some[going], min(done + size, tokens.shape[1])
-        if not len(some) or done == until:
+        alive, until = alive[going], min(done + size, tokens.shape[1])
+        if not len(alive) or done == until:
             break
-        taken = tokens[some, done - 1 : until - 1]
-        logits = forward_along(target, rolled.places.take(some), taken, base).logits
+        taken = tokens[alive, done - 1 : until - 1]
+        logits = forward_along(target, rolled.places.take(alive), taken, base).logits
         depths = torch.arange(done, until)
-        at_rows, at_depths = some.repeat(len(depths)), depths.repeat_interleave(len(some))
-        _judge(verdicts, rolled, at_rows, at_depths, logits, coins, warps)
+        at_rows, at_depths = alive.repeat(len(depths)), depths.repeat_interleave(len(alive))
+        _judge(verdicts, rolled, at_rows, at_depths, logits, uniform, warps)
         done = until
     target.crop(base)
     return verdicts
 
 
 def greedy_verdicts(
-    rolled: Rollouts, first: Distributions, says: Tensor, coins: Coins, warps: Warps
+    rolled: Rollouts, first: Distributions, says: Tensor, uniform: Uniforms, warps: Warps
 ) -> Verdicts:
     """Under a greedy target. says: [A, gamma], the response from each anchor on; -2 behind its
     end."""
@@ -99,7 +99,7 @@ def greedy_verdicts(
     rows, depths = reached[:, 1:].nonzero(as_tuple=True)
     certain = says[rows, depths + 1].to(rolled.logits.device)
     p_logits = one_hot(certain, warps.own.vocab_size).float().log()
-    _judge(verdicts, rolled, rows, depths + 1, p_logits, coins, warps)
+    _judge(verdicts, rolled, rows, depths + 1, p_logits, uniform, warps)
     return verdicts
 
 
@@ -109,19 +109,19 @@ def _judge(
     rows: Tensor,
     depths: Tensor,
     p_logits: Tensor,
-    coins: Coins,
+    uniform: Uniforms,
     warps: Warps,
 ) -> None:
     """Fill in the verdicts on tokens [n] of rollouts `rows` [n] at `depths` [n] >= 1. p_logits:
     [n, V]."""
     drawn, device = rolled.drawn, rolled.drawn.token.device
-    there = rows.to(device), depths.to(device)  # sent once
+    where = rows.to(device), depths.to(device)  # sent once
     q_logits = torch.zeros(len(rows), 0)
     if rolled.logits is not None:
-        q_logits = rolled.logits[there[0], there[1] - 1]
-    facts = (drawn.token[there], drawn.q[there], drawn.top_token[there])
+        q_logits = rolled.logits[where[0], where[1] - 1]
+    facts = (drawn.token[where], drawn.q[where], drawn.top_token[where])
     judged = blockwise(
-        partial(_verdicts, warps), p_logits, q_logits, *facts, coins.siblings[rows, depths]
+        partial(_verdicts, warps), p_logits, q_logits, *facts, uniform.siblings[rows, depths]
     )
     for name, values in vars(judged).items():
         getattr(verdicts, name)[rows, depths] = values.cpu()
@@ -134,12 +134,12 @@ def _verdicts(
     token: Tensor,
     q_drawn: Tensor,
     top: Tensor,
-    coins: Tensor,
+    uniform: Tensor,
 ) -> Verdicts:
     own = warps.own
     p, token = own.merged(warps.target.probs(p_logits)), own.columns_of(token)
     greedy = warps.draft.temperature == 0
     q = one_hot(token, p.shape[-1]).to(p.dtype) if greedy else warps.draft.probs(q_logits)
-    others = siblings(p, q, token, own.columns_of(top), coins.to(p.device))
+    others = siblings(p, q, token, own.columns_of(top), uniform.to(p.device))
     columns = vars(others) | {"rrsw_token": own.ids(others.rrsw_token)}
     return Verdicts(**columns, accept=acceptance(at(p, token), q_drawn))

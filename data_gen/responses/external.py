@@ -138,24 +138,24 @@ class ResponseFile:
             raise UserError(
                 f"responses.path: there is no file {self.path}. Set responses.path=<a JSONL file>"
             )
-        found: dict[str, ExternalResponse] = {}
+        responses: dict[str, ExternalResponse] = {}
         for at, _, row in read_objects(self.path, "responses.path", FORM):
             where = f"responses.path: {at}"
             response = response_from_row(row, where)
-            if first := found.get(response.prompt_id):
+            if first := responses.get(response.prompt_id):
                 earlier = first.where.rpartition(" ")[2]
                 raise UserError(
                     f"{where} answers {response.prompt_id} again (line {earlier} did). Remove one"
                     " of them"
                 )
-            found[response.prompt_id] = response
-        if missing := [prompt.id for prompt in prompts if prompt.id not in found]:
+            responses[response.prompt_id] = response
+        if missing := [prompt.id for prompt in prompts if prompt.id not in responses]:
             raise UserError(
                 f"responses.path: {self.path} has no response to {missing[0]} ({len(missing)} of"
                 f" {len(prompts)} prompts lack one). Add a line with its id, or take it out of the"
                 " dataset"
             )
-        return found
+        return responses
 
 
 def asked_on(

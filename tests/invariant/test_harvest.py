@@ -25,7 +25,7 @@ from data_gen.samples import read_samples
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
 from data_gen.storage.dataset import Harvest
-from data_gen.verdicts import Coins, Verdicts, sampled_verdicts
+from data_gen.verdicts import Uniforms, Verdicts, sampled_verdicts
 from decoding.draft import RoundContext
 from decoding.draft_tree import DraftStep
 from decoding.engines.serial import SerialEngine
@@ -137,8 +137,8 @@ def after(request: Request, anchors: Tensor) -> Places:
     return Places(anchors + len(request.tokens) - 1, torch.zeros_like(anchors))
 
 
-def coins_with(verdicts: Tensor) -> Coins:
-    return Coins(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
+def coins_with(verdicts: Tensor) -> Uniforms:
+    return Uniforms(verdicts, uniforms(0, "x", "siblings", *verdicts.shape, 2))
 
 
 def verdicts_of_all(pair: ModelPair, rolled: Rollouts, first: Distributions) -> Verdicts:
