@@ -15,7 +15,6 @@ from decoding.models.mixed import mix_in
 from decoding.pair import pair_settings
 from decoding.sampling import Warp
 from decoding.settings import Pair
-from evaluation.replay.simulate import counts_of
 from predictors.features.layers import side_by_side
 from tests.helpers.data.datasets import some_requests
 from tests.helpers.models.eagles import FLAVOURS, SAYS, published_pair
@@ -107,24 +106,16 @@ def test_given_responses_make_the_same_records(
     ("name", "least"),
     [pytest.param("maps", 20, marks=pytest.mark.slow), ("each", 5), ("eagle1", 5)],
 )
-def test_replay_is_decode(
-    name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair, accepted, longest = MAKERS[name](), 0, (test_replay.MAX_NEW, test_replay.GAMMA)
+def test_replay_is_decode(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, accepted = MAKERS[name](), 0
     pair.eos_ids = (0, 31)
     monkeypatch.setattr(test_replay, "models", lambda: pair)
-    how = test_replay.recipe(test_replay.GREEDY, *longest)
-    found = test_replay.harvested(test_replay.PROMPTS, how, tmp_path)
+    table = test_replay.harvested.__wrapped__()  # of this pair, and not kept
     for rule, values in test_replay.RULES[1::5]:
         stop = test_replay.rule(rule, values)
-        counts, traces = (
-            test_replay.replayed(found, stop, longest[1]),
-            test_replay.decode(stop, *longest),
-        )
-        for place, prompt in enumerate(found.prompt_ids):
-            counted = counts_of(counts, place)
-            assert counted == test_replay.counted(traces[int(prompt)]), (rule, values)
-            accepted += counted["accepted"]
+        counts, traces = test_replay.replayed(table, stop), test_replay.decode(stop)
+        test_replay.check_equal(counts, [traces[int(prompt)] for prompt in table.prompt_ids])
+        accepted += int(counts["accepted"].sum())
     assert accepted > least
 
 
