@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from predictors.base import load_predictor
+from runtime.errors import UserError
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.training.trainings import finish, kill_after, result, start
 
@@ -69,7 +70,8 @@ def test_what_was_trained_is_not_trained_again(
             time.sleep(0.002)
         process.kill()
         process.join()
-    assert not (checkpoints / "specdecpp").exists()
+    with pytest.raises(UserError, match="no checkpoint"):
+        load_predictor(checkpoints / "specdecpp")
     assert finish(tmp_path, *TRAIN["specdecpp"]) == 0
     assert result(checkpoints / "specdecpp") == uninterrupted["specdecpp"][1]
     printed = (tmp_path / "log.txt").read_text()
@@ -117,23 +119,35 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
     assert last >= 0 or step > 40
 
 
+@pytest.mark.parametrize(
+    ("rows", "setting", "unlike"),
+    [
+        (30, "trainer.lr=1e-3", r"trainer\.lr=0\.001, here 5e-05"),
+        (31, "seed=0", "data=.*, here .*"),
+    ],
+    ids=["settings", "data"],
+)
 @pytest.mark.slow
-def test_other_settings_do_not_continue_it(
-    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
+def test_another_training_does_not_continue_it(
+    rows: int,
+    setting: str,
+    unlike: str,
+    uninterrupted: dict[str, tuple[float, Any]],
+    tmp_path: Path,
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    process = begun(tmp_path, *TRAIN["hrad"], "trainer.lr=1e-3")
+    write_harvest(tmp_path / "data" / "toy", rows=rows)
+    process = begun(tmp_path, *TRAIN["hrad"], setting)
     process.kill()
     process.join()
+    write_harvest(tmp_path / "data" / "toy")
     (kept,) = checkpoints.glob(".*.resume")
     assert finish(tmp_path, *TRAIN["hrad"]) == 0
     assert result(checkpoints / "hrad") == uninterrupted["hrad"][1]
     lines = (tmp_path / "log.txt").read_text().splitlines()
     (line,) = [line for line in lines if "holds an interrupted training" in line]
-    assert (
-        f"{kept.name} holds an interrupted training with other settings (trainer.lr=0.001, here"
-        " 5e-05)" in line
-    )
+    held = rf"{kept.name} holds an interrupted training with other settings \({unlike}\)"
+    assert re.search(held, line)
     assert sorted(path.name for path in checkpoints.iterdir()) == sorted([kept.name, "hrad"])
 
 
