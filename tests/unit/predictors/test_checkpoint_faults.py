@@ -108,7 +108,7 @@ CHANGES: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "says"), CHANGES, ids=str)
+@pytest.mark.parametrize(("name", "change", "says"), CHANGES, ids=range(len(CHANGES)))
 def test_wrong_values_are_refused(checkpoint: Path, name: str, change: Any, says: str) -> None:
     rewrite(checkpoint, change, checksum=True, name=name)
     refused(checkpoint, f".*{says}")

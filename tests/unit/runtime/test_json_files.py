@@ -54,6 +54,7 @@ def test_every_bit_and_every_length_counts(path: Path) -> None:
         (b"[" * 100_000, "is damaged"),
         (b'{"schema_version": 2}', "has schema version 2, this version reads 4. Mend it"),
     ],
+    ids=["gzip", "nested", "other version"],
 )
 def test_what_it_is_instead_is_named(path: Path, content: bytes, says: str) -> None:
     path.write_bytes(content)
