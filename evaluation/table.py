@@ -84,6 +84,9 @@ SHARES: dict[str, tuple[str, str]] = {
     str(name): (f"{name}_seconds", "decode_seconds") for name in (*STAGES, "overhead")
 }
 """Of decode time. Where the models run side by side, shares of the stages add up to more than 1."""
+SIDE_BY_SIDE = ["waste", "draft_stages", "class_none", "class_some", "class_all"]
+SIDE_BY_SIDE += ["target_idle_seconds", "draft_idle_seconds"]
+"""Columns that say something of engines alone that run both models side by side."""
 OVERLAP = {
     "waste": ("waste", "steps"),
     "target idle": ("target_idle_seconds", "decode_seconds"),
@@ -180,10 +183,10 @@ def sums(trace: Trace) -> dict[str, Any]:
 
 
 def _overlap_sums(trace: Trace) -> dict[str, Any]:
-    """Return nothing where no round ran both models side by side."""
+    """Return NaN for every column where no round ran both models side by side."""
     shared = [round_.overlap for round_ in trace.rounds if round_.overlap]
     if not shared:
-        return {}
+        return dict.fromkeys(SIDE_BY_SIDE, np.nan)
     outcomes = [stages.outcome for stages in shared]
     busy = {"target": 0.0, "draft": 0.0}
     for span in (span for stages in shared for span in stages.spans):

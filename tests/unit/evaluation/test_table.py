@@ -57,6 +57,7 @@ def test_accepted_lengths() -> None:
 def test_ratios_are_of_sums_over_requests() -> None:
     rows = timed({"m": [trace(FIRST, 2.0), trace(SECOND, 1.0, prompt="b")]})
     assert rows["kind"].tolist() == ["timed"] * 2 and set(rows) <= set(table.SCHEMA)
+    assert rows[table.SIDE_BY_SIDE].isna().all(axis=None), "there, and nothing to say"
     assert rows["calls_by_drafted"][0].tolist() == [1, 0, 2, 1, 1]
     row = {name: estimate.value for name, estimate in summary(rows)["m"].items()}
     assert row["tokens/s"] == 5 and table.SPEEDUP not in row, "nothing to compare with"
@@ -175,6 +176,9 @@ def test_the_docs_say_what_every_column_means() -> None:
     text = (ROOT / "docs/file-formats.md").read_text()
     section = text[text.index("measurements.parquet") :]
     assert set(table.SCHEMA) <= set(re.findall(r"`(\w+)`", section))
+    for column in table.SCHEMA:
+        cells = re.search(rf"^\| `{column}` \|(.*)\|$", section, re.MULTILINE)
+        assert cells and "|" not in cells[1], f"{column}: a name and a meaning"
 
 
 def test_no_name_of_a_dataset_hides_all_of_them() -> None:
