@@ -148,6 +148,9 @@ def main(settings: evaluate.Evaluate) -> None:
     run(settings.composed, meter().around)
 
 
+main.called = COMMAND  # what its results say they were made with
+
+
 # The figure ---------------------------------------------------------------------------------------
 
 

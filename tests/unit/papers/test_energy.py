@@ -121,6 +121,10 @@ def evaluation(joules: float | None = 20.0) -> Evaluation:
     return Evaluation(Path("runs/one"), {"run": {}}, traces)
 
 
+def test_results_say_how_energy_is_counted_again() -> None:
+    assert energy.main.called == "python papers/specbranch/energy.py"
+
+
 def test_energy_per_token_is_a_ratio_of_sums(tmp_path: Path) -> None:
     figure = energy.energy(evaluation())
     assert figure.column(JOULES) == pytest.approx([5.0, 2.5])
