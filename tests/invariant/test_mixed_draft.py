@@ -205,19 +205,15 @@ def test_both_caches_follow_every_structure(
 
 @pytest.mark.parametrize("case", test_eagle_distribution.CASES)
 @pytest.mark.few(1)
-def test_the_distribution_is_the_targets(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_distribution_is_the_targets(case: Case, tmp_path: Path) -> None:
     """Every outcome enumerated, with a draft that reads its target's states and is mixed."""
-    made = test_eagle_distribution.eagle_pair
 
-    def pair(vocab: int) -> ModelPair:
-        found = made(vocab)
-        mix_in(found.draft, found.target, MIX)
-        return found
+    def mixed(vocab: int) -> ModelPair:
+        pair = test_eagle_distribution.eagle_pair(vocab)
+        mix_in(pair.draft, pair.target, MIX)
+        return pair
 
-    monkeypatch.setattr(test_eagle_distribution, "eagle_pair", pair)
-    test_eagle_distribution.test_distribution_with_a_draft_that_reads_along(case, tmp_path)
+    test_eagle_distribution.test_distribution_with_a_draft_that_reads_along(mixed, case, tmp_path)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
