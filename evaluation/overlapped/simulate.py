@@ -201,12 +201,12 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
         "structure": {"gamma_max": gamma, "candidates": cfg.candidates.get(name)},
         "stop": {"gamma": gamma, "checkpoint": cfg.checkpoint},
     }
-    changes = {
-        part: parts[part]
-        | {key: each for key, each in values.items() if each and key in parts[part]}
-        for part, values in given.items()
-        if parts.get(part)
-    }
+    for holder in (parts, parts["engine"]):  # the engine of `custom` has the top level's parts
+        for part, values in given.items():
+            if holder.get(part):
+                kept = {key: each for key, each in values.items() if each and key in holder[part]}
+                holder[part] |= kept
+    changes = {part: parts[part] for part in ("engine", *given) if parts.get(part)}
     return methods.configured(cfg, name, changes)
 
 
