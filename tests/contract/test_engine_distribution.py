@@ -278,7 +278,7 @@ def test_lookahead_has_the_target_s_distribution(
 def test_distribution_of_n_grams_from_the_window_alone(
     settings: tuple[int, int, int], warp: Warp
 ) -> None:
-    """Nothing is known at first; what is lengths_of later the window has guessed."""
+    """Nothing is known at first; what is drafted later the window has guessed."""
     traces = checked(lookahead(toy_pair(2, seed=9), settings, prompt_pool=False, warp=warp), 6)
     assert not any(trace.rounds[0].draft_tokens for trace in traces) and max(lengths_of(traces)) > 0
     if warp.temperature > 0:

@@ -1,6 +1,8 @@
 """The file an interrupted training is kept in: what is in it is found again, and damage is
 named."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from predictors.training.trainer import ResumeFile
+from runtime import files
 from runtime.errors import UserError
 
 RUN = {"predictor": {"depth": 1}, "seed": 0, "data": "aa"}
@@ -64,6 +67,24 @@ def test_damage_is_named_and_the_file_stays(file: ResumeFile, damage: str) -> No
     ) as refusal:
         file.read()
     assert "\n" not in str(refusal.value) and file.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "_sync", "replace"])
+def test_a_full_disk_keeps_the_last_state(
+    file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files if step == "_sync" else Path, step, full)
+        with pytest.raises(
+            UserError, match=r"^out: \S+\.resume cannot be written .*Free some space"
+        ):
+            file.write({"module.w": torch.zeros(2, 3)}, {"history": []})
+    tensors, progress = file.read() or ({}, {})
+    assert torch.equal(tensors["module.w"], TENSORS["module.w"]) and progress["history"]
+    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
 
 
 def test_what_is_something_else_under_this_name_is_refused(file: ResumeFile) -> None:
