@@ -49,12 +49,12 @@ def differing(made: Mapping[str, Any], here: Mapping[str, Any]) -> list[Differen
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"warp": {"top_k": 0}} -> {"warp.top_k": 0}."""
+    """{"warp": {"top_k": 0}} -> {"warp.top_k": 0}. A mapping of nothing is a value."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= (
             leaves(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
+            if isinstance(value, Mapping) and value
             else {f"{prefix}{name}": value}
         )
     return found
