@@ -270,11 +270,11 @@ def run_in_sweep(program: Callable[[], Any]) -> None:
 def any_terminal() -> Iterator[None]:
     """Print what the encoding of the terminal lacks as escapes; exit silently where the reader of a
     pipe has gone."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     logging.raiseExceptions = False  # a line of a log that could not be written is no fault
     try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # writes what waits
         yield
         if sys.stdout is not None:  # closed before Python began
             sys.stdout.flush()

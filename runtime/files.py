@@ -179,7 +179,7 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
         )
     parent = next(above for above in whole.parents if above.exists())
     try:  # root may write everywhere, and still make nothing in /proc
-        Path(tempfile.mkdtemp(prefix=".try-", dir=parent)).rmdir()
+        tempfile.TemporaryFile(dir=parent).close()  # has no name that a killed process leaves
     except OSError as error:
         raise UserError(
             f"{key}: {folder} cannot be made, {parent} is no folder to write in. {choose}"

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = [ROOT / "train.py", *sorted((ROOT / "scripts").glob("[a-z]*.py"))]
 NOTING = """
 import importlib.abc, os, sys, runpy
+from unittest.mock import MagicMock
 
 class Noting(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -19,7 +20,7 @@ class Noting(importlib.abc.MetaPathFinder):
             raise SystemExit
 
 sys.meta_path.insert(0, Noting())
-runpy.run_path(sys.argv[1])["main"].main(None)
+runpy.run_path(sys.argv[1])["main"].main(MagicMock())
 """
 
 
