@@ -82,7 +82,7 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
     compared = prepare(cfg)
-    with only_writer(out), open_journal(cfg, compared) as journal:
+    with only_writer(out), open_journal(cfg, compared, around is not None) as journal:
         logger = instantiate(cfg.logger)
         logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
         try:
@@ -161,9 +161,11 @@ def load_requests(
 # The journal --------------------------------------------------------------------------------------
 
 
-def open_journal(cfg: DictConfig, compared: Comparison) -> Journal[Trace]:
+def open_journal(cfg: DictConfig, compared: Comparison, more: bool = False) -> Journal[Trace]:
     """Return the journal of an interrupted run of exactly these settings, prompts, models, files,
-    devices and versions, or a new one."""
+    devices and versions, or a new one.
+
+    more: whether its traces hold what others lack, such as joules"""
     methods = {name: method.to_dict() for name, method in compared.methods.items()}
     tried = {
         name: {label: one.to_dict() for label, one in ways.items()}
@@ -173,7 +175,7 @@ def open_journal(cfg: DictConfig, compared: Comparison) -> Journal[Trace]:
         methods,
         tried,
         {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")},
-        [cfg.max_new_tokens, cfg.repeats, cfg.seed],
+        [cfg.max_new_tokens, cfg.repeats, cfg.seed, more],
         [
             [request.dataset, request.prompt_id, request.tokens.tolist()]
             for request in (*compared.requests, *compared.tried_on)

@@ -167,7 +167,7 @@ class Program:
     def help(self, conf: Path) -> str:
         """What the script says of itself, and all settings."""
         arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
-        doc = inspect.getdoc(sys.modules[self.settings.__module__]) or ""
+        doc = inspect.getdoc(sys.modules[self.main.__module__]) or ""
         found = composed(conf, self.config, arguments.overrides, more=arguments.config_dir)
         return f"{doc}\n\n{table(self.settings, found, conf)}"
 

@@ -28,14 +28,16 @@ SCRIPTS = {
     if (CONF / f"{path.stem}.yaml").is_file()
 }
 PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
+OF_OTHERS = {"papers/specbranch/energy.py": "evaluate"}  # it takes the settings of another
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 
 
 def config_of(script: str, overrides: Sequence[str]) -> str:
     """Name the config of a command: ``what=`` may ask for another than its program's."""
     named = [one.removeprefix("what=") for one in overrides if one.startswith("what=")]
-    config = "_".join([Path(script).stem, *named])
-    return config if config in PROGRAMS else Path(script).stem
+    own = OF_OTHERS.get(script, Path(script).stem)
+    config = "_".join([own, *named])
+    return config if config in PROGRAMS else own
 
 
 def composed(program: str, *overrides: str) -> DictConfig:
