@@ -52,7 +52,7 @@ def save_chats(path: Path, chats: Sequence[Chat], layers: Sequence[int] = ()) ->
 
 
 def shards(folder: Path) -> list[Path]:
-    """Of a folder of chats, in the order they were written."""
+    """Return the files of a folder of chats, in the order they were written."""
     paths = [path for path in folder.glob("*.safetensors") if path.name != VOCABULARY]
     return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
 

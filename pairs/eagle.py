@@ -106,7 +106,7 @@ class EagleInTraining:
         self.factors = {name: MAPS for name in self.trained() if name.startswith("maps.")}
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Of the draft's own layers and of the maps."""
+        """Return the parameters of the draft's own layers and of the maps."""
         own = own_layers(self.model)
         layers = {name: p for name, p in self.model.named_parameters() if name in own}
         return layers | {f"maps.{name}": p for name, p in self.maps.named_parameters()}
@@ -114,8 +114,8 @@ class EagleInTraining:
     def states(
         self, chats: list[Chat], dtype: torch.dtype = torch.float32
     ) -> list[tuple[Tensor, Tensor]]:
-        """As `DraftInTraining`: the rows of step k are those where k - 1 tokens were drafted
-        before."""
+        """Return what `DraftInTraining` does; the rows of step k are those where k - 1 tokens were
+        drafted before."""
         device = self.model.device
         ids, states = padded(chats, device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):

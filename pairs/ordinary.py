@@ -79,14 +79,14 @@ class OrdinaryInTraining:
         self.model = model
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Of the draft's own layers."""
+        """Return the parameters of the draft's own layers."""
         own = own_layers(self.model)
         return {name: parameter for name, parameter in self.model.named_parameters() if name in own}
 
     def states(
         self, chats: list[Chat], dtype: torch.dtype = torch.float32
     ) -> list[tuple[Tensor, Tensor]]:
-        """As `DraftInTraining`, at every position that predicts a response token."""
+        """Return what `DraftInTraining` does, at every position that predicts a response token."""
         width = max(len(chat.tokens) for chat in chats)
         ids = torch.zeros(len(chats), width, dtype=torch.long)
         for row, chat in enumerate(chats):

@@ -113,7 +113,7 @@ class Server:
         warp, most = settings.warp, settings.max_new_tokens
         extra = OmegaConf.to_container(OmegaConf.create(self.extra))
         asked = {
-            "model": self.model,
+            **{"model": self.model, "seed": settings.seed},
             **{"temperature": warp.temperature, "topp": warp.top_p, "topk": warp.top_k},
             "dosample": warp.temperature > 0,
             **dict.fromkeys(("maxtokens", "maxcompletiontokens", "maxnewtokens"), most),

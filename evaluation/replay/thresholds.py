@@ -108,8 +108,8 @@ def command_anew(command: str, overrides: Iterable[str]) -> str:
 
 
 def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
-    """Of a rule's config, all but its threshold (a key, perhaps a nested one) and the folder of its
-    checkpoint."""
+    """Return a rule's settings without its threshold (the key `setting`, perhaps a nested one) and
+    without the folder of its checkpoint."""
     settings = DictConfig(OmegaConf.to_container(stop, resolve=True))
     OmegaConf.update(settings, setting, None)
     settings.pop("checkpoint", None)
@@ -118,8 +118,8 @@ def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:
-    """Of what decides what a checkpoint predicts. Raises UserError naming `key` where there is
-    none."""
+    """Return a hash of what decides what a checkpoint predicts. Raises UserError naming `key` where
+    there is none."""
     config = read_config(Path(folder), key)
     decides = [config[name] for name in ("predictor", "settings", "inputs", "dim")]
     return digest([*decides, *(config["sha256"].get(name) for name in WEIGHTS)])[:16]

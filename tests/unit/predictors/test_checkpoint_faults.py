@@ -250,14 +250,14 @@ def test_a_read_only_folder_is_refused_at_once(
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
     )
-    make = os.mkdir
+    opened = os.open
 
-    def refusing(path: str, mode: int = 0o777) -> None:
-        if Path(path).parent.name == read_only:
+    def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_RDWR and read_only in (Path(path).name, Path(path).parent.name):
             raise PermissionError(path)
-        make(path, mode)
+        return opened(path, flags, *more, **named)
 
-    monkeypatch.setattr(os, "mkdir", refusing)
+    monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(
         UserError,
         match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose",
