@@ -128,12 +128,12 @@ def branch_bytes(
 
 
 def tensor_bytes() -> int:
-    """Count the bytes of every tensor that Python can reach; storage that several share counts
-    once."""
+    """Count the bytes of every dense tensor that Python can reach; storage that several share
+    counts once."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
-        if type(thing) in (Tensor, torch.nn.Parameter) and not thing.is_mkldnn:
+        if type(thing) in (Tensor, torch.nn.Parameter) and thing.layout == torch.strided:
             storage = thing.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
