@@ -161,7 +161,7 @@ def load_requests(
 # The journal --------------------------------------------------------------------------------------
 
 
-def open_journal(cfg: DictConfig, compared: Comparison, more: bool = False) -> Journal[Trace]:
+def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[Trace]:
     """Return the journal of an interrupted run of exactly these settings, prompts, models, files,
     devices and versions, or a new one.
 
