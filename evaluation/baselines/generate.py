@@ -245,7 +245,13 @@ def assistant_of(
 
 
 def _loaded(side: str, models: Any) -> PreTrainedModel:
-    """Return a model of a pair's settings, once for all engines."""
+    """Return a model of a pair's settings, once for all engines. Raises UserError where some of
+    them are lacking."""
+    if lacking := [name for name in Pair.described() if name not in models]:
+        raise UserError(
+            f"engine.models: expected the settings of a pair, got none for {lacking[0]}. Leave it"
+            " as it is, ${pair}"
+        )
     return _loaded_once(
         side, json.dumps(OmegaConf.to_container(models, resolve=True), sort_keys=True)
     )

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch._inductor import config as inductor
 from transformers import CompileConfig, GenerationConfig
 from transformers.generation import utils
@@ -160,3 +161,9 @@ def test_no_filter_is_no_filter() -> None:
     assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
     with pytest.raises(UserError, match="engine.settings: .*cache_implementation"):
         engine(Warp(1.0), settings={"cache_implementation": "none"})
+
+
+@pytest.mark.parametrize("models", [{}, {"target": "a", "draft": "b"}])
+def test_models_that_are_no_pair_are_refused_in_a_line(models: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=r"^engine\.models: expected the settings of a pair, got"):
+        generate.plain(OmegaConf.create(models), *(None,) * 4)  # type: ignore[arg-type]
