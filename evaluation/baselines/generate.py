@@ -23,7 +23,7 @@ from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.trace import STAGES, RoundTrace, Trace
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Group, Path, Probability, Text
+from runtime.settings.kinds import Count, Group, Path, Probability, Text, alternatives
 
 
 class GenerateEngine:
@@ -247,7 +247,10 @@ def assistant_of(
 def _loaded(side: str, models: Any) -> PreTrainedModel:
     """Return a model of a pair's settings, once for all engines. Raises UserError where some of
     them are lacking."""
-    if lacking := [name for name in Pair.described() if name not in models]:
+    needed = {
+        n for n, one in Pair.described().items() if type(None) not in alternatives(one.annotation)
+    }
+    if lacking := sorted(needed - set(models)):
         raise UserError(
             f"engine.models: expected the settings of a pair, got none for {lacking[0]}. Leave it"
             " as it is, ${pair}"
