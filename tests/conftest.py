@@ -1,9 +1,12 @@
 """What every test shares. Small tensors only: a second thread costs more than it gives, above all
 on a busy machine."""
 
+import os
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: no test waits for a hub
 
 import pytest
 import torch
