@@ -33,6 +33,7 @@ from runtime.settings.composed import asked, check, composed, jobs, runs, table
 from runtime.settings.kinds import Group, alternatives
 from runtime.text import printable
 
+COMMAND = "draftpredict"  # of an installation (pyproject.toml)
 BAD_INPUT = 2
 INTERRUPTED = 130
 UNREAD = 141  # what a shell says of a program that SIGPIPE ended
@@ -229,7 +230,7 @@ def command() -> None:
         )
     del sys.argv[1]
     main: Program = importlib.import_module(programs[name]).main
-    main.called = f"draftpredict {name}"
+    main.called = f"{COMMAND} {name}"
     main()
 
 
@@ -394,6 +395,8 @@ def _one_line(text: str) -> str:
 
 def _exit(message: str, code: int) -> None:
     rank = 0
+    if Path(sys.argv[0]).stem == COMMAND:  # its remedies, too, are called from any folder
+        message = re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", message)
     with suppress(UserError):  # it may be the error
         rank = launched().rank
     print(f"error in process {rank}: {message}" if rank else f"error: {message}", file=sys.stderr)

@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from data_gen.storage.dataset import Harvest
+from data_gen.storage.dataset import Harvest, HarvestedPrompt
 from decoding.engines.request import prefill
 from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
@@ -98,8 +98,7 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
                 row = {"prompt": prompt.prompt_id, "equal": replayed == decoded}
                 row |= {"replayed": replayed, "decoded": decoded}
                 if replayed != decoded:
-                    tokens = torch.tensor(prompt.prompt_tokens)
-                    row["reason"] = reason(pair, replay, index, tokens, trace)
+                    row["reason"] = reason(pair, replay, index, prompt, trace)
                 rows.append(row)
                 bar.update()
             verdicts[f"{name} {value:.3g}"] = rows
@@ -135,10 +134,11 @@ class Replay:
 
 
 def reason(
-    pair: ModelPair, replay: Replay, index: int, prompt: torch.Tensor, trace: Trace
+    pair: ModelPair, replay: Replay, index: int, prompt: HarvestedPrompt, trace: Trace
 ) -> dict[str, Any]:
     """Return the first round that differs, and how close the decision was; prompt `index` of the
-    table. Counts that differ though no round does have no excuse."""
+    table. A round of the same counts differs where its text leaves the harvested one. Counts that
+    differ though no round does have no excuse."""
     starts = accumulate((len(round_.tokens) for round_ in trace.rounds), initial=0)
     decoded = [
         (start, len(round_.draft_tokens), round_.accepted)
@@ -146,11 +146,19 @@ def reason(
     ]
     replayed = [step.of(index) for step in replay.steps if step.live[index]]
     pairs = list(zip(replayed, decoded, strict=False))
-    number = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
+    texts = enumerate(zip(prompt.response_tokens, trace.tokens, strict=False))
+    parted = next((place for place, (one, other) in texts if one != other), math.inf)
+    ends = accumulate(len(round_.tokens) for round_ in trace.rounds)
+    differs = (
+        n
+        for n, ((one, other), end) in enumerate(zip(pairs, ends, strict=False))
+        if one != other or parted < end
+    )
+    number = next(differs, len(pairs))
     between, gap, rounding = "rounds that agree", math.nan, 0.0
     if number < len(pairs):
-        committed = torch.tensor(trace.tokens[: replayed[number][0]], dtype=torch.long)
-        text = torch.cat([prompt, committed])
+        start = replayed[number][0]
+        text = torch.tensor(prompt.prompt_tokens + trace.tokens[:start], dtype=torch.long)
         between, gap, rounding = decision(pair, replay, index, number, trace, text)
     return {"round": number, "between": between, "gap": gap, "near_tie": gap < rounding}
 

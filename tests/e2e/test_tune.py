@@ -4,6 +4,7 @@ what was found; check=true; batch=[...], and what scripts/export.py makes of it.
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
+from data_gen.storage.dataset import Harvest, HarvestedPrompt
 from decoding.batch_cost import read_batch_cost
 from decoding.cost import write_cost
 from decoding.models.machine import processor
@@ -377,13 +379,26 @@ def test_it_says_what_differs(
     assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
 
 
-def test_rounds_that_agree_are_no_excuse(
-    checking: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Printed
+@pytest.mark.parametrize(("parted", "between"), [(0, "rounds that agree"), (1, "target's tokens")])
+def test_rounds_that_agree_are_no_excuse_unless_their_texts_part(
+    parted: int,
+    between: str,
+    checking: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
 ) -> None:
-    original = check.counted
+    original, prompts = check.counted, Harvest.prompts
+
+    def other_texts(harvest: Harvest, split: str) -> Iterator[HarvestedPrompt]:
+        for prompt in prompts(harvest, split):
+            first, *rest = prompt.response_tokens
+            yield replace(prompt, response_tokens=[first ^ parted, *rest])
+
+    monkeypatch.setattr(Harvest, "prompts", other_texts)
     monkeypatch.setattr(check, "counted", lambda trace: original(trace) | {"forwards": -1.0})
     assert checked(*checking, "methods=[fixed]", "check_values=1", "check_prompts=1")
-    assert "between rounds that agree: NO NEAR TIE" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"round {0 if parted else ''}" in printed and f"between {between}: NO NEAR" in printed
 
 
 def test_it_wants_the_dtype_of_the_harvest_and_rules_that_can_be_replayed(

@@ -65,9 +65,19 @@ def test_an_installed_wheel_runs_the_demo_from_an_empty_folder(
     assert refusal.stderr.startswith("error: seed: expected ")
 
 
-@pytest.mark.parametrize("arguments", [[], ["training"]])
-def test_another_word_is_refused_with_the_programs_there_are(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], " report, train, "),
+        (["training"], " report, train, "),
+        (["train", "data=no"], "Run: draftpredict gen_data out=no"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_command_that_was_called(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from runtime.cli import command
 
@@ -75,5 +85,5 @@ def test_another_word_is_refused_with_the_programs_there_are(
     with pytest.raises(SystemExit) as stopped:
         command()
     assert stopped.value.code == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and "gen_data" in message and "train, " in message
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error
