@@ -30,8 +30,9 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
     the host, stays there, as one without weights does."""
     head: nn.Module | None = getattr(predictor, "head", None)
     states = any(name not in FIXED for name in predictor.inputs.names)
-    weights = [] if head is None else [*head.parameters(), *head.buffers()]
-    if context.device.type == "cpu" or not states or head is None or not weights:
+    here = context.device.type == "cpu" or not states or head is None
+    weights = [] if here or head is None else [*head.parameters(), *head.buffers()]
+    if head is None or not weights:
         return predictor.predict_proba(live(predictor.inputs, context, drawn))
     copies, device = _ELSEWHERE.setdefault(head, {}), context.device
     # Another version once they are written to

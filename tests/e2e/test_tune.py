@@ -381,11 +381,7 @@ def test_it_says_what_differs(
 
 @pytest.mark.parametrize(("parted", "between"), [(0, "rounds that agree"), (1, "target's tokens")])
 def test_rounds_that_agree_are_no_excuse_unless_their_texts_part(
-    parted: int,
-    between: str,
-    checking: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
+    parted: int, between: str, checking: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
     original, prompts = check.counted, Harvest.prompts
 
