@@ -1,1 +1,1 @@
-"""What every program stands on; it knows nothing of models."""
+"""Settings, files, errors and tracking, shared by all programs; nothing here knows of models."""

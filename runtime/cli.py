@@ -1,4 +1,4 @@
-"""What every script shares: settings composed and checked, and errors that fit on one line."""
+"""Command line programs: they compose and check settings, and print errors in one line."""
 
 import runtime.openmp  # noqa: F401  (before torch loads)
 
@@ -36,7 +36,7 @@ from runtime.text import printable
 COMMAND = "draftpredict"  # of an installation (pyproject.toml)
 BAD_INPUT = 2
 INTERRUPTED = 130
-UNREAD = 141  # what a shell says of a program that SIGPIPE ended
+UNREAD = 141  # a shell's exit code for a program that SIGPIPE ended
 SILENT = (
     "hydra.run.dir=.",
     "hydra.output_subdir=null",
@@ -61,7 +61,7 @@ def program(
         File of the program, named like its config; the ``conf`` folder is looked for beside it and
         in the folders above it.
     settings
-        What it can be told.
+        Class of its settings.
     several
         Whether it may be one of several processes of `accelerate launch`, of which only the first
         prints and keeps a run folder.
@@ -96,7 +96,7 @@ class Program:
         self.config = f"{self.script.stem}_{what}" if what else self.script.stem
 
     def mode(self, what: str, settings: type[Group]) -> Callable[[Callable[[Any], Any]], "Program"]:
-        """Make the decorated function what the program does with ``what=<what>``, told by
+        """Make the decorated function the program's mode ``what=<what>``, with the settings of
         ``conf/<program>_<what>.yaml``."""
 
         def add(main: Callable[[Any], Any]) -> Program:
@@ -107,7 +107,7 @@ class Program:
 
     @property
     def programs(self) -> "list[Program]":
-        """The program and what its modes are."""
+        """The program itself and its modes."""
         return [self, *self.modes.values()]
 
     def asked(self) -> "Program":
@@ -127,8 +127,7 @@ class Program:
         run_reporting_errors(run)
 
     def refuse_settings_of_another_mode(self, asked: "Program") -> None:
-        """Raise UserError for a setting on the command line that only other modes than the one
-        that is asked for have."""
+        """Raise UserError for a setting on the command line that only other modes have."""
         keys = [word.partition("=")[0].lstrip("+~").split(".")[0] for word in sys.argv[1:]]
         for key in keys:
             having = [mode for mode in self.programs if key in mode.settings.described()]
@@ -166,15 +165,15 @@ class Program:
             ) from error
 
     def help(self, conf: Path) -> str:
-        """What the script says of itself, and all settings."""
+        """Return the script's docstring and a table of all settings."""
         arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
         doc = inspect.getdoc(sys.modules[self.main.__module__]) or ""
-        found = composed(conf, self.config, arguments.overrides, more=arguments.config_dir)
-        return f"{doc}\n\n{table(self.settings, found, conf)}"
+        settings = composed(conf, self.config, arguments.overrides, more=arguments.config_dir)
+        return f"{doc}\n\n{table(self.settings, settings, conf)}"
 
 
 class Job:
-    """What a program does with its settings, as Hydra calls it: in this process or in a worker of a
+    """The function that Hydra calls with a program's settings, in this process or in a worker of a
     launcher, which loads the script's file."""
 
     def __init__(self, program: Program) -> None:
@@ -196,7 +195,7 @@ class Job:
 
 
 def job_of(script: str, what: str, called: str) -> Job:
-    """Return the job of the program in the file `script`, of its mode `what` where one is named.
+    """Return the job of the program in the file `script`, or of its mode `what` if that is not "".
     called: how its commands begin, "" for python and the file."""
     spec = importlib.util.spec_from_file_location(Path(script).stem, script)
     assert spec is not None and spec.loader is not None
@@ -269,13 +268,13 @@ def run_in_sweep(program: Callable[[], Any]) -> None:
 
 @contextmanager
 def any_terminal() -> Iterator[None]:
-    """Print what the encoding of the terminal lacks as escapes; exit silently where the reader of a
-    pipe has gone."""
+    """Print characters that the terminal's encoding lacks as escapes; exit silently when the reader
+    of a pipe has gone."""
     logging.raiseExceptions = False  # a line of a log that could not be written is no fault
     try:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")  # writes what waits
+                stream.reconfigure(errors="backslashreplace")  # flushes the buffer
         yield
         if sys.stdout is not None:  # closed before Python began
             sys.stdout.flush()
@@ -291,7 +290,7 @@ def any_terminal() -> Iterator[None]:
 def _is_unread(stream: Any) -> bool:
     try:
         number = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # it is no file
+    except (OSError, ValueError, AttributeError):  # not a file
         return False
     poll = select.poll()
     poll.register(number, 0)
@@ -299,10 +298,10 @@ def _is_unread(stream: Any) -> bool:
 
 
 def share_the_terminal(several: bool) -> None:
-    """Silence every process but the first, and keep it from writing a run folder. Errors are still
-    said.
+    """Silence all processes but the first, except for errors, and let only the first write a run
+    folder.
 
-    Raises UserError where there are several and may not be.
+    Raises UserError if there are several and the program does not allow it.
     """
     process = launched()
     if process.size > 1 and not several:
@@ -320,8 +319,8 @@ def share_the_terminal(several: bool) -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """One line for the user, or None when `error` is a bug that deserves its traceback."""
-    place = ""  # in the config, of what could not be made
+    """Return one line for the user, or None when `error` is a bug that deserves its traceback."""
+    place = ""  # config key of the part that could not be made
     for cause in _causes(error):
         if isinstance(cause, InstantiationException):
             place = str(cause).partition("full_key: ")[2]
@@ -339,14 +338,14 @@ def explain(error: Exception) -> str | None:
     if unmade := unmade_part(error, place):
         return unmade
     if isinstance(error, HydraException | OmegaConfBaseException | YAMLError):
-        said = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
-        if group := _FOREIGN_GROUP.match(said):
+        message = next((str(cause) for cause in _causes(error) if str(cause)), type(error).__name__)
+        if group := _FOREIGN_GROUP.match(message):
             return (
                 f"{group[1]}: expected a setting of this program, got another one's. Leave"
                 f" {group[1]}=... away; --help lists what there is"
             )
         return _one_line(
-            said.split("Config search path:")[0].replace(
+            message.split("Config search path:")[0].replace(
                 "To append to your config use", _UNKNOWN_KEY
             )
         )
@@ -354,8 +353,8 @@ def explain(error: Exception) -> str | None:
 
 
 def unmade_part(error: BaseException, place: str) -> str | None:
-    """What went wrong in the class at `place` of the config, and in which line of its file: it may
-    be a plug-in that somebody is writing. None where nothing was to be made."""
+    """Return what went wrong in the class at `place` of the config, and in which line of its file
+    (it may be a plug-in under development); None if `error` is of another kind."""
     if not isinstance(error, InstantiationException) or error.__cause__ is None:
         return None
     *_, reason = _causes(error)
@@ -370,15 +369,16 @@ def unmade_part(error: BaseException, place: str) -> str | None:
 
 
 def as_set(message: str, place: str) -> str:
-    """`message` with the key as the user sets it. A class names its settings after its group, as
-    ``warp.top_k``, and may be made elsewhere in the config: at "draft_warp", or
-    "method.specdecpp.engine.stop", an engine's parts being set beside it, those of the custom
-    method at the top."""
+    """Return `message` with the key as the user sets it.
+
+    A class names its settings after its group (``warp.top_k``), but may be made elsewhere in the
+    config: at "draft_warp", or at "method.specdecpp.engine.stop". Parts of an engine are set beside
+    it, those of the custom method at the top."""
     group, setting = message.split(": ")[0].partition(".")[::2]
     if not (place and setting and group in GROUPS):
         return message
     parts = [part for part in place.removeprefix("method.custom.").split(".") if part != "engine"]
-    if place.endswith("engine"):  # which says it of a part
+    if place.endswith("engine"):  # its message names a part
         parts.append(group)
     return message.replace(f"{group}.{setting}", ".".join([*parts, setting]))
 
@@ -397,7 +397,7 @@ def _exit(message: str, code: int) -> None:
     rank = 0
     if Path(sys.argv[0]).stem == COMMAND:  # its remedies, too, are called from any folder
         message = re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", message)
-    with suppress(UserError):  # it may be the error
+    with suppress(UserError):  # this call may itself be the cause of the error
         rank = launched().rank
     print(f"error in process {rank}: {message}" if rank else f"error: {message}", file=sys.stderr)
     sys.exit(code)

@@ -1,5 +1,5 @@
-"""Files and folders that are written completely or not at all, and what is said where they cannot
-be."""
+"""Files and folders that are written completely or not at all, and errors that name the remedy
+when they cannot be written."""
 
 import errno
 import fcntl
@@ -36,14 +36,14 @@ _REMEDIES = {
     errno.EACCES: _LOCKED,
     errno.EPERM: _LOCKED,
 }
-LONGEST_PART = 150  # of a name that is made from others, which may be longer than a file's
+LONGEST_PART = 150  # bytes of a name that is made from others
 _HOST = hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
 def file_name(*parts: object) -> str:
-    """One name for a file or folder, of names that may hold anything: "org/mine" becomes
-    "org%2Fmine". `parts` are joined by "+". No two lists of parts have the same name; one longer
-    than `LONGEST_PART` bytes is cut and has a hash."""
+    """Return a name for a file or folder made of names with any characters: "org/mine" becomes
+    "org%2Fmine", and `parts` are joined by "+". No two lists of parts have the same name; one
+    longer than `LONGEST_PART` bytes is cut and gets a hash."""
     name = "+".join(quote(str(part), safe="=,.[]-_~@:") for part in parts)
     name = f"%2E{name[1:]}" if name.startswith(".") else name  # no hidden file, and not ".."
     if len(name) <= LONGEST_PART:
@@ -52,8 +52,8 @@ def file_name(*parts: object) -> str:
 
 
 def installed(path: str) -> str:
-    """Return the path of a file that comes with the toolkit: as it is where the working directory
-    holds it, otherwise the one installed."""
+    """Return the path of a file that comes with the toolkit: `path` itself if the working directory
+    has it, otherwise the installed file."""
     return path if Path(path).exists() else str(ROOT / path)
 
 
@@ -67,9 +67,9 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
     """Let `write` fill a temporary file, force it to disk, then give it its name. Nothing is left
     when it fails.
 
-    The temporary file is this process's own, so of several writers the last one's file is there,
-    whole. What one that was killed has left goes with the next write on the same machine. key:
-    config key named in errors."""
+    Every process has its own temporary file, so with several writers the last one's file remains,
+    complete. Leftovers of a killed process are removed by the next write on the same machine.
+    key: config key named in errors."""
     temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
     with _said(path, key):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine is."""
+    """Return whether a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -99,7 +99,8 @@ def alive(pid: int) -> bool:
 
 @contextmanager
 def _said(path: Path, key: str = "out") -> Iterator[None]:
-    """What keeps `path` from being written, in one line."""
+    """Turn errors of the storage into a UserError that says in one line why `path` cannot be
+    written, and what to do."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -108,7 +109,7 @@ def _said(path: Path, key: str = "out") -> Iterator[None]:
 
 
 def remedy(error: BaseException) -> str:
-    """What the user can do about an error of the storage; empty where that is unknown."""
+    """Return what the user can do about an error of the storage; "" if that is unknown."""
     if isinstance(error, OSError) and error.errno in _REMEDIES:
         return _REMEDIES[error.errno]
     return next((text for code, text in _REMEDIES.items() if os.strerror(code) in str(error)), "")
@@ -127,7 +128,7 @@ def _sync(path: Path) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """`value` with null, as JSON has it, in place of NaN."""
+    """Return `value` with None (JSON's null) in place of NaN."""
     if isinstance(value, Mapping):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -142,16 +143,16 @@ def file_hash(path: Path) -> str:
 
 
 def checked_folder(key: str, value: str | Path, kind: str = "folder") -> Path:
-    """`value`, a path, if it can name a folder (or other `kind` of path), and files beside it that
-    are named after it; else a UserError naming `key`."""
+    """Return `value` as a path. Raises UserError naming `key` if it cannot name a folder (or other
+    `kind` of path) and files beside it that are named after it."""
     if not Path(os.path.realpath(value)).name or (kind == "file" and Path(value).is_dir()):
         raise UserError(f"{key}: {value} is no {kind} of its own. Choose another {key}=<{kind}>")
     return Path(value)
 
 
 def refuse_foreign_file(path: Path, program: str, key: str = "out") -> None:
-    """Raise UserError unless `program` ("tune") may write the file `path`: it is new, or holds a
-    command of that program. Makes its folder."""
+    """Raise UserError unless the file `path` is new or was written by `program` ("tune"), which its
+    recorded command tells. Makes its folder."""
     mark = rf"python (\S*/)?{program}\.py|draftpredict {program}\b".encode()
     choose = f"Choose another {key}=<file>"
     try:
@@ -165,8 +166,8 @@ def refuse_foreign_file(path: Path, program: str, key: str = "out") -> None:
 
 
 def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
-    """Raise UserError unless a program may write `folder`, and later replace it: it is new, empty,
-    or has a file by which the program knows its own, and no other result lies within. Never the
+    """Raise UserError unless a program may write `folder`, and later replace it: it is new or
+    empty, or has a file that marks the program's own results and no other result within. Never the
     current folder, the home folder, or one above these.
 
     marks: patterns of file names, one of which has to be there; key: config key named in errors"""
@@ -196,14 +197,15 @@ def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:
 
 
 def _foreign(folder: Path, marks: Iterable[str]) -> str | None:
-    """What in `folder`, which exists, a program that leaves `marks` has not written."""
+    """Return the first thing in an existing `folder` that a program which leaves `marks` has not
+    written; None if there is none."""
     if not folder.is_dir():
         return "a file"
     content = sorted(one for one in folder.iterdir() if not fnmatch(one.name, ".*.tmp"))
     if content and not any(one.is_file() for mark in marks for one in folder.glob(mark)):
         return content[0].name
     for inner in filter(Path.is_dir, content):
-        for result in inner.rglob("*.json"):  # each has one
+        for result in inner.rglob("*.json"):  # every result has one
             return str(result.relative_to(folder))
     return None
 
@@ -241,8 +243,8 @@ def replaced_folder(folder: Path, marker: str, key: str = "out") -> Iterator[Pat
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Refuse to go on while another process is in this block for the same `folder`. A lock file
-    beside it, free again when its process dies, says so."""
+    """Raise UserError while another process is in this block for the same `folder`. Uses a lock
+    file beside it, which is released when its process dies."""
     path = folder.resolve().with_name(f".{folder.resolve().name}.lock")
     with _said(folder):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ METHOD = "95 % bootstrap intervals over prompts"
 
 
 class Estimate(NamedTuple):
-    """low, high: None where there is nothing to resample."""
+    """A value and its 95 % interval. low, high: None where there is nothing to resample."""
 
     value: float
     low: float | None = None
@@ -30,12 +30,12 @@ def columns(name: str) -> list[str]:
 def bootstrap(
     statistic: Callable[[NDArray[Any]], Any], groups: int, seed: int = 0, pivotal: bool = False
 ) -> Estimate:
-    """A statistic and the interval between its 2.5 % and 97.5 % quantiles over `RESAMPLES`.
+    """Return a statistic and the interval between its 2.5 % and 97.5 % quantiles over `RESAMPLES`.
 
-    statistic: of `times` [..., groups], how often each group is drawn, one value for each set of
-        draws; the estimate is its value where each group is drawn once
-    pivotal: the interval lies mirrored about the value (2 value - upper quantile, 2 value - lower
-        quantile): for a statistic that noise makes larger, such as an absolute difference
+    statistic: maps `times` [..., groups], how often each group is drawn, to one value for each set
+        of draws; the estimate is its value where each group is drawn once
+    pivotal: mirror the interval about the value (2 value - upper quantile, 2 value - lower
+        quantile), for a statistic that noise makes larger, such as an absolute difference
     """
     value = float(statistic(np.ones(groups, dtype=np.int64)))
     if groups < 2:
@@ -47,12 +47,13 @@ def bootstrap(
 
 
 def draws(groups: int, seed: int) -> NDArray[np.int64]:
-    """[RESAMPLES, groups], how often each group is drawn."""
+    """Return [RESAMPLES, groups]: how often each resample draws each group."""
     share = np.full(groups, 1 / groups)
     return np.random.default_rng(seed).multinomial(groups, share, size=RESAMPLES)
 
 
 def drawn(values: Array, times: NDArray[np.int64]) -> Array:
-    """values [groups], each as often as it is drawn. times, and what is returned: [..., groups]."""
+    """Return values [groups], each repeated as often as `times` [..., groups] says, as
+    [..., groups]."""
     each = np.broadcast_to(values, times.shape).ravel()
     return np.repeat(each, times.ravel()).reshape(times.shape)

@@ -32,19 +32,19 @@ def called(program: str) -> Iterator[None]:
 
 
 def command_line() -> str:
-    """Return the command of this job as it was called: ``python scripts/tune.py ...`` or
-    ``draftpredict tune ...``, of a job of a sweep the one that repeats this job alone."""
+    """Return the command that repeats this job: ``python scripts/tune.py ...`` or ``draftpredict
+    tune ...``; for a job of a sweep, without the others."""
     return shlex.join(_CALLED or ["python", *sys.argv])
 
 
 def is_job() -> bool:
-    """Whether this program is running as a job of a sweep."""
+    """Return whether this program is running as a job of a sweep."""
     return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def result_folder(out: str | Path | None, name: str, marker: str) -> Path:
-    """Return the folder that this job writes: `out`, checkpoints/`name` where that is None; for a
-    job of a sweep a folder in it. marker: the file that single runs leave in theirs."""
+    """Return the folder that this job writes: `out`, or checkpoints/`name` if that is None; for a
+    job of a sweep, a subfolder. marker: a file that every single run leaves in its folder."""
     default = f"checkpoints/{name}{'-sweep' if is_job() else ''}"
     folder = checked_folder("out", default if out is None else out)
     if not is_job():
@@ -57,8 +57,8 @@ def result_folder(out: str | Path | None, name: str, marker: str) -> Path:
 
 
 def job_name(overrides: list[str]) -> str:
-    """``predictor.depth=1+predictor.w_rej=3``: no two jobs share one, and the order of the
-    overrides is no matter."""
+    """Return a job's name, ``predictor.depth=1+predictor.w_rej=3``: unique to its overrides,
+    whatever their order."""
     keys = {override: re.split(r"[=.@]", override.lstrip("+~"))[0] for override in overrides}
     kept = sorted(override for override, key in keys.items() if key not in ASIDE)
     return file_name(*kept) or "defaults"

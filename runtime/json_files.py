@@ -1,6 +1,5 @@
-"""JSON files that people may edit or damage: what one must hold is a model, and a changed byte,
-another file in its place or a value of another kind is found where the file is read, not where the
-value is used."""
+"""JSON files that people may edit or damage. A pydantic model says what a file must hold; changed
+bytes, swapped files and values of a wrong type are detected when the file is read."""
 
 import hashlib
 import json
@@ -61,10 +60,10 @@ edit both keys have to go."""
 
 
 class Form(BaseModel):
-    """What an object in a file must hold. A form with a `checksum: str` is of files that
-    `write_checksummed` wrote.
+    """Model of an object in a file. With a field `checksum: str` it describes files written by
+    `write_checksummed`.
 
-    version: name and value of the key that says how the file is laid out; None where none does."""
+    version: name and value of the key for the file's format version; None if it has none."""
 
     model_config = STRICT
     version: ClassVar[tuple[str, int] | None] = None
@@ -72,21 +71,21 @@ class Form(BaseModel):
 
     @property
     def written(self) -> dict[str, Any]:
-        """The object as the file holds it, with keys that the form does not name, but without its
+        """The object as the file holds it, including keys that the form does not name, without the
         checksum."""
         return self._written
 
     @classmethod
     def of(cls: type[FormT], value: Mapping[str, Any]) -> FormT:
-        """Return the form of what JSON holds. Raises ValueError saying in a few words what does not
-        fit."""
+        """Validate `value`, an object as JSON holds it. Raises ValueError saying in a few words
+        what does not fit."""
         form = fitting(lambda: cls.model_validate_json(json.dumps(value)))
         form._written = {key: part for key, part in value.items() if key != CHECKSUM}
         return form
 
 
 class OpenForm(Form):
-    """Keys that the form does not name are left alone."""
+    """A form that ignores keys that it does not name."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,8 +96,8 @@ def write_checksummed(
     """Write `value` (what JSON holds; NaN becomes null) as readable JSON, atomically, with a
     checksum as its last key.
 
-    The checksum is of the file's name, too, or of `kind` where people may rename the file. key:
-    config key named in errors."""
+    The checksum covers the file's name too, or `kind` instead where people may rename the file.
+    key: config key named in errors."""
     plain = json.loads(json.dumps(without_nan(value)))
     plain.pop(CHECKSUM, None)
     content = _text(kind or path.name, plain).encode()
@@ -106,34 +105,35 @@ def write_checksummed(
 
 
 def read_json(path: Path, form: type[FormT], key: str, remedy: str, kind: str = "") -> FormT:
-    """Return the object in a file. Raises UserError where the file is missing or damaged, of
-    another version, or does not fit `form`.
+    """Return the object in a file. Raises UserError if the file is missing, damaged or of another
+    version, or does not fit `form`.
 
-    A checksum fits where there is one; the form says where there has to be. key: config key named
-    in errors; remedy: what the user is told to do; kind: as in `write_checksummed`."""
+    A checksum is verified if there is one; `form` says whether it is required. key: config key
+    named in errors; remedy: what the user is told to do; kind: as in `write_checksummed`."""
     content = _content(path, key, remedy)  # read once: another process may remove the file
-    found, where = _object_in(content, path, key, remedy), f"{key}: {path}"
+    object_, where = _object_in(content, path, key, remedy), f"{key}: {path}"
     name, reads = form.version or ("", 0)
-    if found.get(name, reads) != reads:
-        version = f"{name.replace('_', ' ')} {str(found[name])[:40]}"
+    if object_.get(name, reads) != reads:
+        version = f"{name.replace('_', ' ')} {str(object_[name])[:40]}"
         again = remedy or "Make it again"
         raise UserError(f"{where} has {version}, this version reads {reads}. {again}")
     needed = CHECKSUM in form.model_fields and form.model_fields[CHECKSUM].is_required()
-    if needed and CHECKSUM not in found:
+    if needed and CHECKSUM not in object_:
         raise UserError(
             f"{where} is damaged or of an earlier version (it has no checksum). {remedy}"
         )
-    bare = {name: value for name, value in found.items() if name != CHECKSUM}
-    if CHECKSUM in found and content != _text(kind or path.name, bare).encode():
+    bare = {name: value for name, value in object_.items() if name != CHECKSUM}
+    if CHECKSUM in object_ and content != _text(kind or path.name, bare).encode():
         raise UserError(f"{where} is damaged (its checksum does not fit). {remedy}")
     try:
-        return form.of(found)
+        return form.of(object_)
     except ValueError as error:
         raise UserError(f"{where} is damaged ({error}). {remedy}") from error
 
 
 def read_object(path: Path, key: str, remedy: str) -> dict[str, Any]:
-    """Whatever object a JSON file holds. Raises UserError where it is missing, or holds none."""
+    """Return the object that a JSON file holds, of any form. Raises UserError if the file is
+    missing or holds no object."""
     return _object_in(_content(path, key, remedy), path, key, remedy)
 
 
@@ -147,7 +147,7 @@ def _content(path: Path, key: str, remedy: str) -> bytes:
 
 
 def other_format(content: bytes) -> str:
-    """Return what a file is that does not hold text in UTF-8, and what to do; "" where it may."""
+    """Return what a file is that cannot be UTF-8 text, and what to do; "" if it may be text."""
     for begins, (name, remedy) in FORMATS.items():
         if content.startswith(begins):
             return f"is {name}, expected JSON. {remedy}"
@@ -160,17 +160,17 @@ def _object_in(content: bytes, path: Path, key: str, remedy: str) -> dict[str, A
     try:
         text = content.decode("utf-8-sig")
         from_json(text, allow_inf_nan=False)  # refuses what is nested deeply
-        found = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_once_each, parse_float=_finite)
     except ValueError as error:
         raise UserError(f"{key}: {path} is damaged ({error}). {remedy}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{key}: {path} is damaged (it holds a {type(found).__name__}). {remedy}")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{key}: {path} is damaged (it holds a {type(value).__name__}). {remedy}")
+    return value
 
 
 def fitting(validate: Callable[[], T]) -> T:
-    """What `validate`, of a model, returns. Raises ValueError saying in a few words what is
-    wrong."""
+    """Return what `validate`, a model's validation, returns. Raises ValueError saying in a few
+    words what is wrong."""
     try:
         return validate()
     except ValidationError as error:
@@ -183,23 +183,23 @@ def fitting(validate: Callable[[], T]) -> T:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a JSON value, whatever the order of its keys."""
+    """Return the SHA-256 of a JSON value, independent of the order of keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _shown(part: int | str) -> str:
-    """A key, which may be anything."""
+    """Return a key, which may hold any characters, as errors show it."""
     text = str(part)[:40]
     return text if text.isprintable() else ascii(text)
 
 
 def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in unique:
             raise ValueError(f"it has {key[:40]!r} twice")
-        found[key] = value
-    return found
+        unique[key] = value
+    return unique
 
 
 def _finite(text: str) -> float:

@@ -1,5 +1,5 @@
-"""Lines of JSON: those from elsewhere, prompts and responses, are checked before anything is made
-of them; those written here have a checksum each."""
+"""Lines of JSON. Prompts and responses from elsewhere are checked before use; every line written
+here has a checksum."""
 
 import gzip
 import hashlib
@@ -51,7 +51,8 @@ def read_objects(file: Path, key: str, form: str) -> list[tuple[str, int, dict[s
 
 
 def _other_text(content: bytes) -> str:
-    """Return what text is, all lines of which would have to be mended; "" for JSON a line."""
+    """Return what a text is if it is not JSON a line (then every line would be at fault), else
+    ""."""
     lines = content.strip().splitlines() or [b"{}"]
     try:
         lines[0].decode()
@@ -74,7 +75,7 @@ def _other_text(content: bytes) -> str:
 
 
 def _json(content: bytes) -> Any:
-    """The value, None where it is none."""
+    """Return the JSON value, None if it is not valid."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
@@ -82,8 +83,8 @@ def _json(content: bytes) -> Any:
 
 
 def parse_object(line: bytes, where: str, form: str) -> dict[str, Any]:
-    """The JSON object on one line. Raises UserError. where: config key and line; form: what to
-    write there instead."""
+    """Return the JSON object on one line. Raises UserError if it holds none. where: config key and
+    line; form: what to write there instead."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also what is not UTF-8
@@ -97,18 +98,18 @@ def parse_object(line: bytes, where: str, form: str) -> dict[str, Any]:
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Also whether it can be encoded: JSON may hold halves of characters."""
+    """Return whether `value` is text that UTF-8 can encode: JSON may hold lone surrogates."""
     return isinstance(value, str) and not SURROGATE.search(value)
 
 
 def sealed(row: Mapping[str, Any]) -> bytes:
-    """A line, without its end, that holds `row` and a checksum."""
+    """Return a line, without its newline, that holds `row` and a checksum."""
     return with_checksum(json.dumps(row).encode()[:-1])
 
 
 def read_sealed(line: bytes, validate: Callable[[bytes], T]) -> T:
-    """What `validate`, of a model, makes of a `sealed` line. Raises ValueError saying in a few
-    words what is wrong."""
+    """Return a `sealed` line as validated by `validate`, a model's validation. Raises ValueError
+    saying in a few words what is wrong."""
     text = unsealed(line)
     if text is None:
         raise ValueError(DAMAGED)
@@ -116,11 +117,11 @@ def read_sealed(line: bytes, validate: Callable[[bytes], T]) -> T:
 
 
 def unsealed(line: bytes) -> bytes | None:
-    """`sealed`, undone: the line without its checksum, None where a byte of it has changed."""
+    """Return a `sealed` line without its checksum; None if a byte of it has changed."""
     start = line.rpartition(b', "checksum"')[0]
     return start + b"}" if line == with_checksum(start) else None
 
 
 def with_checksum(line: bytes) -> bytes:
-    """line: a JSON object without its closing brace."""
+    """Return a line with its checksum. line: a JSON object without its closing brace."""
     return line + f', "checksum": "{hashlib.sha256(line).hexdigest()[:16]}"}}'.encode()

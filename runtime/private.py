@@ -1,5 +1,5 @@
-"""What stays at home when something is published: where files lie on the machine, and what opens
-doors."""
+"""Removal of private data before something is published: paths of the machine, keys and
+passwords."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,19 +11,20 @@ _SECRET = re.compile(
     r"(?:^|[._+-])(?:\w*(?:token|secret|passwd|password|auth)|(?:\w+_)?key)$", re.I
 )
 _GIVEN = re.compile(r"([\w.+@/-]+)=(?!true\b|false\b|null\b)[^\s'\"`,;{}\[\]]+")  # in a command
-_DOOR = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)\w{16,}")  # keys of services, by their form
+_DOOR = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_)\w{16,}")  # access keys, by their prefix
 _BEFORE, _AFTER = r"(?:^|(?<=[\s='\"`(\[{,|<>:]))", r"(?![\w./-])"
 _PLACE = re.compile(_BEFORE + r"(?:file://)?(?:~[\w.-]*)?/(?=[\w.~])[^\s'\"`,;:|<>\[\](){}]*")
 _WHOLE = re.compile(r"(?:~[\w.-]*)?/[\w.~].*")  # a text that is a path and nothing else
 
 
 class Cleaner:
-    """Texts with the last name of each path alone, and without keys of hubs and services.
+    """Reduces each path in a text to its last name, and hides keys of hubs and services.
 
-    Two paths never get one name."""
+    Different paths get different names."""
 
     def __init__(self, *known: Any) -> None:
-        """known: JSON values, whose texts that are paths as a whole may have spaces in them."""
+        """known: JSON values; paths among their texts are also recognized where they have
+        spaces."""
         self._names: dict[str, str] = {}
         self._whole = sorted(
             {text for value in known for text in _texts(value) if _WHOLE.fullmatch(text)},
@@ -38,7 +39,7 @@ class Cleaner:
         return _GIVEN.sub(_kept, _DOOR.sub(HIDDEN, text))
 
     def value(self, value: Any, key: str = "") -> Any:
-        """The same of a JSON value and of the keys in it. key: the one it stands under."""
+        """Return a JSON value with its texts and keys cleaned. key: the one it stands under."""
         if isinstance(value, str):
             return HIDDEN if value and _SECRET.search(key) else self.text(value)
         if isinstance(value, Mapping):

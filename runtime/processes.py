@@ -1,5 +1,5 @@
-"""The processes of `accelerate launch`, `torchrun` or `mpirun` that share one job: which of them
-this one is, and how it is connected to the others."""
+"""Processes of `accelerate launch`, `torchrun` or `mpirun` that share one job: the rank of this
+one, and its connection to the others."""
 
 import functools
 import gc
@@ -30,7 +30,7 @@ class Launched(NamedTuple):
 
 
 def launched() -> Launched:
-    """Return the process as the environment has it. A rank without a size above 1 means nothing.
+    """Return rank and sizes as the environment gives them; a rank counts only with a size above 1.
     Raises UserError for what is no number."""
     size = _number(_SIZE, 1)
     if size <= 1:
@@ -45,7 +45,8 @@ def launched() -> Launched:
 
 
 def _number(names: tuple[str, ...], default: int) -> int:
-    """The first of these variables that is set."""
+    """Return the number in the first of these variables that is set, else `default`. Raises
+    UserError if it is none."""
     name = next((name for name in names if os.environ.get(name)), None)
     if name is None:
         return default
@@ -56,17 +57,17 @@ def _number(names: tuple[str, ...], default: int) -> int:
 
 @functools.cache
 def this_process() -> "PartialState":
-    """This process among the others, connected to them: over gloo where there is no GPU.
+    """Connect this process to the others, over gloo where there is no GPU, and return its state.
 
-    On a machine without GPUs the launcher starts several processes if told `--multi_gpu`, else one,
-    whatever it was asked for; then this says so. Raises UserError where they are not told where to
-    meet."""
+    On a machine without GPUs the launcher starts one process, whatever number was asked for, unless
+    told `--multi_gpu`; then this prints so. Raises UserError if MASTER_ADDR or MASTER_PORT is not
+    set."""
     import torch
     from accelerate import PartialState
 
     processes = launched().size
     if processes == 1:
-        for name in ("RANK", "LOCAL_RANK"):  # left over: `PartialState` would wait for others
+        for name in ("RANK", "LOCAL_RANK"):  # leftovers make `PartialState` wait for others
             os.environ.pop(name, None)
     elif lacking := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
@@ -86,7 +87,7 @@ def this_process() -> "PartialState":
 
 
 def leave_others() -> None:
-    """End the connection. What still knows it goes first (a wrapped module refers to itself):
-    else its threads last until the interpreter ends, which then aborts now and then."""
+    """End the connection, after collecting what still refers to it (a wrapped module refers to
+    itself): otherwise its threads last until the interpreter ends, which then sometimes aborts."""
     gc.collect()
     this_process().destroy_process_group()

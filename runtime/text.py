@@ -4,6 +4,6 @@ LONGEST_NAME = 180  # of a file or folder, in bytes; file systems take 255, and 
 
 
 def printable(text: str, besides: str = "") -> str:
-    """`text` with nothing in it that moves the cursor, changes the terminal, ends a line or turns
-    the direction of writing: such characters become the replacement character, except `besides`."""
+    """Return `text` with the replacement character for all characters, except `besides`, that move
+    the cursor, change the terminal, end a line or turn the direction of writing."""
     return "".join(c if c.isprintable() or c in besides else "�" for c in text)

@@ -1,5 +1,4 @@
-"""The one wrapper around Weights & Biases. It never asks, never needs a network, and can be left
-out."""
+"""The wrapper around Weights & Biases, which is optional, asks nothing and needs no network."""
 
 import os
 import pathlib
@@ -51,20 +50,20 @@ class WandbLogger:
             self.run = wandb.init(mode="offline", **arguments)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Values of one step (curves), or of the whole run when `step` is None (summary)."""
+        """Log values of one step (curves), or of the whole run if `step` is None (summary)."""
         if step is None:
             self.run.summary.update(_named(values))
         else:
             self.run.log(_named(values), step=step)
 
     def image(self, name: str, path: pathlib.Path, caption: str) -> None:
-        """A picture, a PNG."""
+        """Log a PNG."""
         import wandb
 
         self.run.log({printable(name): wandb.Image(str(path), caption=caption)})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """rows: numbers, text and None, which need not be the same in a whole column."""
+        """Log a table. rows: numbers, text and None, which may be mixed within a column."""
         import wandb
 
         rows = [list(row) for row in rows]
@@ -104,7 +103,7 @@ class NullLogger:
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Names as they are shown in terminals."""
+    """Return values under names that can be shown in a terminal."""
     return {printable(name): value for name, value in values.items()}
 
 

@@ -1,7 +1,7 @@
-"""Composed settings against their description: every fault found, before anything is loaded.
+"""Checks of composed settings against their description: all faults, before anything is loaded.
 
 The settings of a plug-in are read from its file without running it: its module imports a model
-library, and a wrong setting shall be found before that is loaded."""
+library, and wrong settings are to be reported before that is loaded."""
 
 import ast
 import re
@@ -31,8 +31,8 @@ from runtime.settings.kinds import (
 )
 
 OWN = ("runtime", "predictors", "decoding", "data_gen", "evaluation", "pairs")
-MAKING = ("_target_", "_partial_")  # of a part, not its settings
-MORE = "**"  # instead of a setting: there may be others, of which nothing is known
+MAKING = ("_target_", "_partial_")  # keys of a part that are not its settings
+MORE = "**"  # in place of a setting's name: further settings are accepted unchecked
 _EMPTY = ("object", "Protocol", "Generic", "ABC", "NamedTuple")  # bases that add no settings
 _MEANINGS = {
     **vars(kinds),
@@ -51,7 +51,7 @@ _TYPES = {
 
 
 class Fault(NamedTuple):
-    """At `key`: what is `expected` there, and what to do."""
+    """A wrong value at `key`: what is `expected` there, and what to do."""
 
     key: str
     expected: str
@@ -60,12 +60,12 @@ class Fault(NamedTuple):
     shows: bool = True
 
     def __str__(self) -> str:
-        found = shown(self.value) if self.shows else "something else"
-        return f"{self.key}: expected {self.expected}, got {found}. {self.remedy}"
+        value = shown(self.value) if self.shows else "something else"
+        return f"{self.key}: expected {self.expected}, got {value}. {self.remedy}"
 
 
 def faults(group: type[Group], values: Mapping[str, Any], key: str = "") -> Iterator[Fault]:
-    """Yield what is wrong with `values` at `key`, resolved and without Hydra's own."""
+    """Yield what is wrong with `values` at `key`: resolved settings, without Hydra's own."""
     known = group.described()
     wrong = [*_unknown(known, values, key), *_settings(known, values, key)]
     yield from wrong
@@ -125,7 +125,7 @@ def part(value: Any, key: str) -> Iterator[Fault]:
         package, *inner = target.split(".")
         if package in OWN or not (inner and all(map(str.isidentifier, target.split(".")))):
             yield Fault(f"{key}._target_", "a class or function that there is", target)
-        return  # another library's: it says itself what is wrong
+        return  # of another library, which checks its own settings
     if not isinstance(value.get("_partial_", False), bool):
         yield Fault(f"{key}._partial_", expected(bool), value["_partial_"])
     if value.get("_partial_"):
@@ -191,13 +191,13 @@ def help_of(kind: Any) -> str:
 
 
 def any_of(words: list[str]) -> str:
-    """a, b or c"""
+    """Join words as "a, b or c"."""
     *first, last = dict.fromkeys(words)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def _range(marks: Sequence[Any]) -> str:
-    """ " from 1 to 64", " above 0", or nothing."""
+    """Return " from 1 to 64", " above 0", or ""."""
     words = {"ge": "from {} on", "gt": "above {}", "lt": "below {}", "le": "at most {}"}
     bounds = {
         name: getattr(limit, name)
@@ -274,8 +274,8 @@ def _parameters(node: ast.FunctionDef, classes: Mapping[str, Any]) -> Iterator[t
 
 
 def _meaning(annotation: ast.expr | None, classes: Mapping[str, Any]) -> Any:
-    """Return what an annotation says in the words of `kinds` and with the names of `classes`; of
-    other words nothing is known."""
+    """Return the meaning of an annotation, with the names of `runtime.settings.kinds` and of
+    `classes`; Any if it uses others."""
     if annotation is None:
         return Any
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
@@ -288,8 +288,8 @@ def _meaning(annotation: ast.expr | None, classes: Mapping[str, Any]) -> Any:
 
 @cache
 def known_classes(module: str) -> dict[str, Any]:
-    """Return the classes of ours that a module knows: what is annotated with one is a part, or a
-    group of settings where that is what the class is; and its names for annotations."""
+    """Return the toolkit's classes that a module knows (a parameter annotated with one is a part,
+    or a group of settings if the class is one) and its names for annotations."""
     classes = dict[str, Any]()
     for node in parsed(module).body:
         if isinstance(node, ast.ClassDef) and "Group" in map(ast.unparse, node.bases):
@@ -309,7 +309,7 @@ def known_classes(module: str) -> dict[str, Any]:
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.ClassDef | ast.FunctionDef]:
-    """Return the module it is in, which `module` may import it from, and its syntax."""
+    """Return the module that defines `name`, which `module` may import, and its syntax."""
     for node in parsed(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return module, node

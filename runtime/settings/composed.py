@@ -1,5 +1,5 @@
-"""What a command line composes, before Hydra makes a run folder of it; and what can be set, in
-tables for ``--help`` and for the site."""
+"""Settings composed from a command line before Hydra makes a run folder, and tables of all settings
+for ``--help`` and for the site."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,25 +24,25 @@ OmegaConf.register_new_resolver("installed", installed, replace=True)
 
 
 def asked(arguments: Sequence[str]) -> Namespace:
-    """A command line as Hydra reads it. Raises UserError for one that it would not take, and for
-    what reads pickles."""
+    """Parse a command line as Hydra does. Raises UserError where Hydra would refuse it, and for
+    options that read pickles."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    found: Namespace = parser.parse_args(arguments)
+    namespace: Namespace = parser.parse_args(arguments)
     modes = ("run", "multirun", "cfg", "info", "shell_completion")
-    if sum(bool(getattr(found, mode)) for mode in modes) > 1:
+    if sum(bool(getattr(namespace, mode)) for mode in modes) > 1:
         _refuse(f"only one of {', '.join(f'--{mode}' for mode in modes)} can be asked for")
-    if found.resolve and not found.cfg:
+    if namespace.resolve and not namespace.cfg:
         _refuse("--resolve belongs to --cfg")
-    if found.experimental_rerun:
+    if namespace.experimental_rerun:
         _refuse("--experimental-rerun reads pickles, which may run any code")
-    if found.shell_completion:
+    if namespace.shell_completion:
         _refuse("--shell-completion is not supported")
-    return found
+    return namespace
 
 
 def _refuse(message: str) -> NoReturn:
-    if "unrecognized" in message:  # it would show what may be a secret
+    if "unrecognized" in message:  # the message may show a secret
         message = "expected settings in one place"
     raise UserError(
         f"command line: {message}. Write options such as -m before the settings; --help lists both"
@@ -50,13 +50,13 @@ def _refuse(message: str) -> NoReturn:
 
 
 def runs(arguments: Namespace) -> bool:
-    """Whether it asks for a run, not for what Hydra can say about the config."""
+    """Return whether a run is asked for, not only information about the config."""
     others = ("cfg", "info", "hydra_help", "help", "version", "shell_completion")
     return not any(getattr(arguments, name, None) for name in others)
 
 
 def jobs(conf: Path, arguments: Namespace) -> list[list[str]]:
-    """The overrides of every job: of a sweep there are several."""
+    """Return the overrides of every job; a sweep has several."""
     if not arguments.multirun:
         return [arguments.overrides]
     with initialize_config_dir(str(conf), version_base="1.3"):
@@ -74,14 +74,14 @@ class Composed(NamedTuple):
     choices: Mapping[str, tuple[str, str]]
 
     def values(self, resolve: bool = True) -> dict[str, Any]:
-        """Plain mappings and lists; "???" where a value is missing."""
-        found: Any = OmegaConf.to_container(self.cfg, resolve=resolve)
-        return dict(found)
+        """Return plain mappings and lists; "???" where a value is missing."""
+        container: Any = OmegaConf.to_container(self.cfg, resolve=resolve)
+        return dict(container)
 
 
 def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | None) -> Composed:
-    """What `program` composes. more: a further folder of configs. Raises UserError for a choice
-    that is no name."""
+    """Compose the settings of `program`. more: a further folder of configs. Raises UserError for a
+    choice that is no name."""
     for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
         group, named = override.key_or_group, isinstance(override.value(), str | list)
         if (not group or (conf / group).is_dir()) and not (named or override.is_delete()):
@@ -102,29 +102,29 @@ def composed(conf: Path, program: str, overrides: Sequence[str], *, more: str | 
 
 
 def options(conf: Path, group: str) -> list[str]:
-    """What a config group has to choose from."""
+    """Return the choices of a config group."""
     return sorted(path.stem for path in (conf / group).glob("*.yaml"))
 
 
 def check(
     settings: type[Group], compose_with: Callable[[Sequence[str]], Composed], job: Sequence[str]
 ) -> None:
-    """Raise UserError for the values that are missing (``???``), or else for the first fault, of
-    what is composed with the overrides of `job`."""
-    found = compose_with(job)
-    if missing := sorted(OmegaConf.missing_keys(found.cfg)):
+    """Compose the settings with the overrides of `job`. Raises UserError for values that are
+    missing (``???``), else for the first fault."""
+    config = compose_with(job)
+    if missing := sorted(OmegaConf.missing_keys(config.cfg)):
         raise UserError(
             f"{', '.join(missing)}: no value given. Add {' '.join(key + '=...' for key in missing)}"
         )
-    wrong = list(faults(settings, found.values()))
+    wrong = list(faults(settings, config.values()))
     if wrong:
-        said = next((fault for fault in wrong if not _copied(found.cfg, fault.key)), wrong[0])
-        remedy = said.remedy or _remedy(said, compose_with([]).values(resolve=False))
-        raise UserError(str(said._replace(remedy=remedy)))
+        first = next((fault for fault in wrong if not _copied(config.cfg, fault.key)), wrong[0])
+        remedy = first.remedy or _remedy(first, compose_with([]).values(resolve=False))
+        raise UserError(str(first._replace(remedy=remedy)))
 
 
 def _copied(cfg: Any, key: str) -> bool:
-    """Whether the value at `key` is interpolated from another: that one is at fault."""
+    """Return whether the value at `key` is interpolated from another, which is then at fault."""
     for name in key.split("."):
         if not OmegaConf.is_dict(cfg) or name not in cfg:
             return False
@@ -147,7 +147,7 @@ def _remedy(fault: Fault, defaults: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Return a value as the command line takes it."""
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
     return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
@@ -157,7 +157,7 @@ WIDTH, COLUMN = 100, 34
 
 
 class Row(NamedTuple):
-    """A setting: where, what is composed there, what it takes, and what it is for."""
+    """A setting: its key, its composed value, the values that it takes, and what it is for."""
 
     key: str
     value: Any
@@ -166,7 +166,7 @@ class Row(NamedTuple):
 
 
 def rows(known: Mapping[str, Setting], values: Mapping[str, Any], key: str = "") -> Iterator[Row]:
-    """Every setting, with those of the groups and parts in `values`."""
+    """Yield every setting, with those of the groups and parts in `values`."""
     for name, (kind, _) in known.items():
         if name not in values:
             continue
@@ -190,7 +190,7 @@ def settings_of_part(value: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def table(settings: type[Group], found: Composed, conf: Path) -> str:
-    """Text for the terminal."""
+    """Return the settings as text for the terminal."""
     known = settings.described()
     lines = ["Choices (files of conf/<group>; --cfg job prints what they compose):"]
     for name in known:
@@ -207,20 +207,21 @@ def table(settings: type[Group], found: Composed, conf: Path) -> str:
 
 
 def _entry(left: str, right: str) -> Iterator[str]:
-    said = wrap(right, WIDTH - COLUMN - 4, break_on_hyphens=False, break_long_words=False) or [""]
+    lines = wrap(right, WIDTH - COLUMN - 4, break_on_hyphens=False, break_long_words=False) or [""]
     if len(left) > COLUMN:
         yield f"  {left}"
     else:
-        yield f"  {left:{COLUMN}}  {said.pop(0)}".rstrip()
-    for line in said:
+        yield f"  {left:{COLUMN}}  {lines.pop(0)}".rstrip()
+    for line in lines:
         yield f"  {'':{COLUMN}}  {line}"
 
 
 def page(programs: Mapping[str, tuple[type[Group], Composed]], conf: Path) -> str:
-    """Markdown for the site: the settings of each program, then those of each choice of a group."""
+    """Return Markdown for the site: the settings of each program, then those of each choice of a
+    group."""
     lines = list[str]()
-    for name, (settings, found) in programs.items():
-        lines += [f"## {name}", "", *_markdown(rows(settings.described(), found.values(False)))]
+    for name, (settings, config) in programs.items():
+        lines += [f"## {name}", "", *_markdown(rows(settings.described(), config.values(False)))]
     for group in sorted(path for path in conf.iterdir() if path.is_dir()):
         lines += [f"## {group.name}=", ""]
         for file in sorted(group.glob("*.yaml")):
@@ -229,10 +230,10 @@ def page(programs: Mapping[str, tuple[type[Group], Composed]], conf: Path) -> st
 
 
 def _choice(file: Path) -> list[str]:
-    """What a file of a config group says of itself, and the settings of what it makes."""
+    """Return the description in a config group's file, and the settings of the part it makes."""
     text = file.read_text(encoding="utf-8").splitlines()
-    said = [line.removeprefix("# ") for line in text if line.startswith("# ")]
-    command, *about = [line for line in said if not line.startswith("@package")]
+    comments = [line.removeprefix("# ") for line in text if line.startswith("# ")]
+    command, *about = [line for line in comments if not line.startswith("@package")]
     values: Any = OmegaConf.to_container(OmegaConf.load(file))
     settings = _markdown(rows(settings_of_part(values), values)) if is_made(values) else []
     return [f"`{command}`", "", " ".join(about), "", *settings]

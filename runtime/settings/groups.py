@@ -62,7 +62,7 @@ class Calibration(Group):
 
 
 class Harvest(Group):
-    """What decides the records of a harvest, wherever its rounds begin."""
+    """Settings that decide the records of a harvest, wherever its rounds begin."""
 
     seed: Annotated[Seed, "of every draw"]
     max_new_tokens: Annotated[Count, "most tokens of a target response"]
@@ -87,7 +87,7 @@ class Harvest(Group):
 
 
 class Replay(Group):
-    """How a harvest is replayed, and thresholds chosen."""
+    """Settings of a replay and of the choice of thresholds."""
 
     gamma_max: Annotated[
         Count | None, "structure.gamma_max to tune for; null: the tokens of a harvested round"
@@ -105,7 +105,7 @@ class Replay(Group):
 
 
 class Method(Group):
-    """What decodes."""
+    """The parts that decode together."""
 
     engine: Annotated[Part, "runs both models"]
     structure: Annotated[Part | None, "which draws a draft consists of"]
@@ -126,7 +126,7 @@ class Methods(Group):
 
 
 def among(key: str, names: list[str], known: Mapping[str, Any]) -> Mapping[str, str]:
-    """The misfit of a list of names, those of `known` alone being right."""
+    """Return the misfit of a list of names if one is not in `known`, else nothing."""
     if set(names) <= set(known):
         return {}
     return {key: f"names among {', '.join(known)}"}

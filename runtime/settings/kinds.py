@@ -1,11 +1,12 @@
-"""The kinds of settings: the words that annotations of a program's settings and of a plug-in's
-constructor are made of.
+"""The kinds of settings: names for the annotations of a program's settings and of a plug-in's
+constructor.
 
     threshold: Annotated[Probability, "a draft ends after a token less probable than this"]
 
 Text in an annotation is its line of help. A range is a `Field`: ``Annotated[int, Field(ge=1,
-le=64), "nodes of the tree"]``. Unlike pydantic's default nothing is converted: ``no`` is no switch,
-``'3'`` and ``3.0`` are no whole numbers; a whole number is a number. NaN and infinity are none.
+le=64), "nodes of the tree"]``. Unlike pydantic's default nothing is converted: ``no`` is not a
+boolean, ``'3'`` and ``3.0`` are not integers. An integer is accepted as a number; NaN and infinity
+are not.
 """
 
 import os
@@ -42,14 +43,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 class Says(NamedTuple):
-    """Mark in an annotation: what an error line says is expected, where the type does not."""
+    """Mark in an annotation: what error lines call the expected value, where its type does not
+    say it."""
 
     expected: str
 
 
 class Unshown(NamedTuple):
-    """Mark in an annotation: a wrong value is not shown in an error line, for it may be a
-    secret."""
+    """Mark in an annotation: error lines do not show a wrong value, which may be a secret."""
 
 
 class Part:
@@ -58,7 +59,7 @@ class Part:
 
 
 class Setting(NamedTuple):
-    """annotation: of the kinds below, `Part`, a `Group`, or Any where nothing is said"""
+    """A setting. annotation: one of the kinds below, `Part`, a `Group`, or Any without one."""
 
     annotation: Any
     required: bool = True
@@ -67,7 +68,7 @@ class Setting(NamedTuple):
 class Group:
     """Settings by name: the annotations of a subclass. `misfits` may find faults between them.
 
-    composed: the node that they were read from (`of`), for what keeps or instantiates it whole"""
+    composed: the node that they were read from (`of`), to be stored or instantiated as a whole"""
 
     def __init__(self, composed: Any = None) -> None:
         self.composed = composed
@@ -80,9 +81,9 @@ class Group:
 
     @classmethod
     def of(cls, cfg: Any) -> Self:
-        """Return what was composed and checked as an object: an attribute for each setting, None
-        where an optional one is not given. Groups in it are such objects themselves; a `Part` stays
-        the node that hydra instantiates."""
+        """Return composed and checked settings as an object: an attribute for each setting, None
+        for an optional one that is not given. Groups in it are such objects themselves; a `Part`
+        stays the node that hydra instantiates."""
         settings = cls(cfg)
         for name, setting in cls.described().items():
             value = cfg[name] if name in cfg else None
@@ -90,13 +91,13 @@ class Group:
         return settings
 
     def plain(self) -> dict[str, Any]:
-        """Return all settings as JSON has them."""
+        """Return all settings as JSON values."""
         values: Any = OmegaConf.to_container(self.composed, resolve=True)
         return dict(values)
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
-        """Setting -> what is expected of it, for values that each are right and do not go
+        """Return, by setting, what is expected of values that are right each but wrong
         together."""
         return {}
 
@@ -127,8 +128,8 @@ def group_among(kinds: Sequence[Any]) -> type[Group] | None:
 
 
 def each_of(kinds: Sequence[Any]) -> Any:
-    """Return what every value of a mapping by names is; None where it is no such mapping, or they
-    are anything."""
+    """Return the kind of all values of a mapping by names; None if it is no such mapping, or its
+    values are Any."""
     for kind in kinds:
         if get_origin(kind) is dict and get_args(kind)[1] is not Any:
             return get_args(kind)[1]
@@ -180,7 +181,8 @@ def _temperature(value: float) -> float:
 
 
 def _address(value: str) -> str:
-    """What is set is kept with all that is written, so more than a host and a path is refused."""
+    """Refuse an address with more than a host and a path: results record it, and the rest may be
+    secret."""
     parts = urlsplit(_printable(value))
     if parts.scheme not in ("http", "https") or not parts.hostname or set("@?#;%") & set(value):
         raise ValueError
