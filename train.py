@@ -72,19 +72,20 @@ PACKAGES = (
     *("draftpredict", "torch", "accelerate"),
     *("imbalanced-learn", "scikit-learn", "safetensors"),
 )
-MARKER = "metrics.json"  # what a checkpoint folder is known by
+MARKER = "metrics.json"  # marks a checkpoint folder
 
 
 @dataclass(frozen=True)
 class Data:
-    """By split: samples, and the rounds of those that prefix survival is fitted and judged on."""
+    """Samples by split, and the rounds of the splits on which prefix survival is fitted and
+    judged."""
 
     samples: dict[str, Records]
     rounds: dict[str, Records | None]
 
 
 class Judged(NamedTuple):
-    """What predictions are scored on: samples, and rounds where there is prefix survival."""
+    """Data that predictions are scored on: samples, and rounds if there is prefix survival."""
 
     samples: Records
     rounds: Records | None
@@ -92,7 +93,7 @@ class Judged(NamedTuple):
 
 @program(__file__, Train, several=True)
 def main(settings: Train) -> None:
-    """Harvest in, checkpoint out; imported confidences in, their calibration out."""
+    """Train a checkpoint on a harvest, or calibrate imported confidences."""
     from data_gen.samples import first_prompts, inputs_of, read_rounds, read_samples, unseen_prompts
     from data_gen.storage.dataset import Harvest
     from data_gen.storage.shards import SPLITS
@@ -186,7 +187,7 @@ def judge(
 def read_judged(
     predictor: Predictor, harvest: Harvest, pair: Pair, prompts: torch.Tensor
 ) -> Judged:
-    """Return those `prompts` [n] of a harvest that nothing was fitted on."""
+    """Read the data of `prompts` [n] of a harvest, on which nothing was fitted."""
     from data_gen.samples import of_prompts, reached, read_rounds, read_samples
 
     samples = read_samples(harvest, predictor, "all", pair)
@@ -202,7 +203,7 @@ def facts(
     settings: Train,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what `config.json` of the checkpoint says besides the predictor's own settings."""
+    """Return the entries of the checkpoint's `config.json` besides the predictor's settings."""
     counts = {
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in samples.items()
@@ -226,7 +227,7 @@ def facts(
 
 
 def run_of(settings: Train, harvest: Harvest, others: Sequence[Harvest]) -> dict[str, Any]:
-    """Return what decides the content of the checkpoint; `training`: that of the head alone."""
+    """Return all that decides the checkpoint's content; `training`: that of the head alone."""
     values = settings.plain()
     groups = ["predictor", "trainer", *([] if harvest.features_stored else ["pair"])]
     training = {name: values[name] for name in (*groups, "seed", "prompts")}
@@ -239,8 +240,8 @@ def run_of(settings: Train, harvest: Harvest, others: Sequence[Harvest]) -> dict
 
 
 def finished(out: pathlib.Path, run: dict[str, Any]) -> bool:
-    """Whether `out` is a whole checkpoint of this run. Says in one line that it is, or why it has
-    to be made again."""
+    """Return whether `out` is a complete checkpoint of this run. Prints in one line that it is, or
+    why it has to be made again."""
     from predictors.base import load_predictor, read_config
 
     if not out.exists():

@@ -1,4 +1,4 @@
-"""What a predictor is, and the folder it is saved in.
+"""The protocol of predictors, and the folder one is saved in.
 
 A checkpoint folder holds `config.json` (what it was trained for), `model.safetensors`,
 `calibration.json`, `metrics.json` and `README.md`. Nothing in it is executable."""
@@ -40,7 +40,7 @@ Records = Mapping[str, torch.Tensor]
 
 
 class CheckpointConfig(OpenForm):
-    """`config.json`. sha256: of the other files."""
+    """The form of `config.json`. sha256: hashes of the other files."""
 
     version = ("format_version", FORMAT_VERSION)
     format_version: int
@@ -53,7 +53,8 @@ class CheckpointConfig(OpenForm):
 
 
 class MetricsFile(OpenForm):
-    """`metrics.json`. test: predictor -> its scores; reliability: harvest -> calibration on it"""
+    """The form of `metrics.json`. test: predictor -> its scores; reliability: harvest ->
+    calibration on it"""
 
     seconds: NonNegativeFloat
     test: dict[str, dict[str, Any]]
@@ -64,13 +65,13 @@ class Predictor(Protocol):
     """A dataclass whose constructor arguments are its settings; `fit` sets `inputs` and `head`.
 
     classes: names of the C columns that `head` returns. label: what they mean. caveat: what
-    calibration leaves wrong. when: "round", it is asked before a round is drafted; "token", after
-    each drawn token. inputs: what it reads with every layer spelled out, stored in the checkpoint.
+    calibration leaves wrong. when: it is asked before a round is drafted ("round") or after each
+    drawn token ("token"). inputs: what it reads, every layer spelled out, stored in the checkpoint.
 
     A predictor is one module `predictors.<name>` with its class as `PREDICTOR`, and one YAML in
     `conf/predictor`; nothing else names it. The module may lie outside of this tree, in a folder
-    `predictors` on PYTHONPATH. What has a body here is inherited by a class that derives from
-    this one; deriving is not needed."""
+    `predictors` on PYTHONPATH. A class may derive from this one to inherit the methods that have a
+    body here, but need not."""
 
     name: ClassVar[str]
     label: ClassVar[str]
@@ -85,12 +86,12 @@ class Predictor(Protocol):
 
     @property
     def gamma(self) -> int | None:
-        """The draft length its label belongs to; None where the label does not depend on one."""
+        """The draft length that the label depends on; None if it depends on none."""
         return None
 
     @property
     def reads(self) -> Inputs:
-        """Its inputs, where layers may be None for "all that were recorded"."""
+        """The inputs, in which layers may be None for "all that were recorded"."""
 
     @property
     def kind(self) -> str:
@@ -99,20 +100,20 @@ class Predictor(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `samples` needs of them besides the inputs."""
+        """The columns of these records that `samples` needs besides the inputs."""
 
     @property
     def offset(self) -> tuple[float, ...]:
-        """Constants [C] that undo what training did to the class odds, for the calibrator; () for
-        nothing."""
+        """Constants [C] with which the calibrator undoes what training did to the class odds; ()
+        for none."""
         return ()
 
     def samples(self, records: Records) -> Records:
         """Return the rows to learn from and to be scored on: `inputs` [n, D], `group` [n], ...
 
-        records: its `columns`, and `inputs` [n, D], or [n, gamma, D] of rounds where `when` is
-        "token" (`data_gen.samples.read_inputs`). `reached` [n] bool in what is returned: which rows
-        are scored, where it learns from others too. Raises TooFewRows where there is none."""
+        records: the predictor's `columns`, and `inputs` [n, D], or [n, gamma, D] of rounds if
+        `when` is "token" (`data_gen.samples.read_inputs`). If only some of the returned rows are
+        scored, `reached` [n] bool marks them. Raises TooFewRows if there are no rows."""
 
     def build(self, dim: int) -> nn.Module:
         """Return an untrained head: float32 [n, dim] -> logits [n, C]."""
@@ -121,8 +122,8 @@ class Predictor(Protocol):
         """Learn from the training split; return self."""
 
     def begin(self, records: Records, inputs: Inputs, trainer: "Trainer") -> torch.Tensor:
-        """Begin a `fit`: set `inputs` and an untrained `head`, return the mask [n] of the rows held
-        out for early stopping."""
+        """Set `inputs` and an untrained `head` at the start of a `fit`; return the mask [n] of the
+        rows held out for early stopping."""
         held = hold_out_prompts(records["group"], trainer.validation_fraction, trainer.seed)
         torch.manual_seed(trainer.seed)
         self.inputs, self.head = inputs, self.build(records["inputs"].shape[1])
@@ -133,8 +134,8 @@ class Predictor(Protocol):
 
     @torch.inference_mode()
     def predict_proba(self, x: torch.Tensor) -> torch.Tensor:
-        """Return calibrated probabilities [n, C] of float32 inputs [n, D]; for two classes [n],
-        that of the second."""
+        """Return calibrated probabilities [n, C] of float32 inputs [n, D]; with two classes only
+        that of the second, [n]."""
         probs = self.calibration.apply(self.head(x))
         return probs[:, 1] if probs.shape[1] == 2 else probs
 
@@ -146,10 +147,11 @@ def load_predictor(
     key: str = "checkpoint",
     device: str | torch.device = "cpu",
 ) -> Predictor:
-    """Load the predictor saved in `directory`, refusing one that was trained for something else.
+    """Load the predictor saved in `directory`. Raises UserError if it was trained for something
+    other than `expect`.
 
-    expect: what this run has, any of `pair`, `inputs`, `warp`, `draft_warp` (dicts, compared leaf
-    by leaf) and `gamma`; what is left out is not checked. A pair may be renamed: its fingerprints
+    expect: any of this run's `pair`, `inputs`, `warp`, `draft_warp` (dicts, compared leaf by leaf)
+    and `gamma`; keys that are left out are not checked. A pair may be renamed: its fingerprints
     decide. A checkpoint whose label does not depend on gamma has gamma null and fits every gamma.
     key: config key named in errors."""
     folder = Path(directory)
@@ -178,10 +180,10 @@ def _restore(folder: Path, config: Mapping[str, Any]) -> Predictor:
     weights = load_file(folder / "model.safetensors")
     if not all(w.dtype == torch.float32 and torch.isfinite(w).all() for w in weights.values()):
         raise ValueError("model.safetensors holds NaN, infinite or other than float32 values")
-    with torch.device("meta"):  # a wrong shape is found before anything is allocated
+    with torch.device("meta"):  # detects a wrong shape before anything is allocated
         predictor.head = predictor.build(config["dim"])
     predictor.head.load_state_dict({n: w.clone() for n, w in weights.items()}, assign=True)
-    predictor.head.eval()  # what dropout leaves out is looked at, too
+    predictor.head.eval()  # the check below shall use every weight
     x = torch.tensor([[-1.0], [0.0], [1.0]]).expand(-1, config["dim"])
     if not torch.isfinite(predictor.predict_proba(x)).all():
         raise ValueError("model.safetensors gives no probabilities")
@@ -234,7 +236,8 @@ def refuse_mismatch(config: Mapping[str, Any], expect: Mapping[str, Any], where:
 
 
 def described(predictor: Predictor, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config.json` without the checksums. context: what the predictor does not know."""
+    """Return `config.json` without the checksums. context: entries that the predictor does not
+    know."""
     return {
         "format_version": FORMAT_VERSION,
         "predictor": predictor.name,
@@ -265,7 +268,7 @@ def save_predictor(
 
 
 def refuse_changed(folder: Path, config: Mapping[str, Any], key: str) -> None:
-    """Raise `UserError` naming the file that is gone, or not as it was written."""
+    """Raise `UserError` naming the file that is missing or was changed since it was written."""
     try:
         for name in FILES:
             if config["sha256"].get(name) != file_hash(folder / name):
@@ -275,8 +278,8 @@ def refuse_changed(folder: Path, config: Mapping[str, Any], key: str) -> None:
 
 
 def read_metrics(folder: Path, key: str) -> dict[str, Any]:
-    """Return `metrics.json` of a checkpoint that is as it was written; print where its model card
-    is not, which anybody may edit."""
+    """Return `metrics.json` of an unchanged checkpoint; print a line if its model card, which may
+    be edited, was changed."""
     config = read_config(folder, key)
     refuse_changed(folder, config, key)
     card = folder / CARD

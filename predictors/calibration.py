@@ -1,5 +1,4 @@
-"""Calibration on held-out prompts: from a head's logits to probabilities that mean what they
-say."""
+"""Calibration on held-out prompts: maps from a head's logits to calibrated probabilities."""
 
 import math
 from collections.abc import Callable
@@ -26,16 +25,15 @@ probability."""
 @with_config(STRICT)
 @dataclass(frozen=True)
 class Calibration:
-    """Probabilities are softmax(scale * (logits + offset) + bias); with `curves`, those of its
-    log-odds.
+    """A map from logits to probabilities: softmax(scale * (logits + offset) + bias), or `curves` of
+    its log-odds.
 
-    offset: [C] constants that undo what training is known to have done to the class odds; () for
-    none.
-    scale, bias: [C], () for 1 and for 0. curves: of the second class where there are two, else one
-    per class, whose values are then normalised. rows, prompts: what it was fitted on. nll_before,
-    nll_after: mean cross-entropy there of softmax(logits) and of the calibrated probabilities.
-    note: why it is not what was asked for; "" when it is.
-    survival: from the acceptance probabilities of single draft tokens to that of prefixes.
+    offset: [C] constants that undo the known effect of training on the class odds; () for none.
+    scale, bias: [C], () for 1 and for 0. curves: for two classes one, of the second class; else one
+    per class, whose values are then normalised. rows, prompts: numbers it was fitted on.
+    nll_before, nll_after: mean cross-entropy there of softmax(logits) and of the calibrated
+    probabilities. note: why it differs from what was asked for; "" if it does not.
+    survival: map from the acceptance probabilities of single draft tokens to that of prefixes.
     """
 
     method: str = "none"
@@ -76,7 +74,7 @@ class Calibration:
 
     @property
     def log_prior(self) -> tuple[float, ...]:
-        """Return what the offset amounts to in the log-probabilities, [C]; () for nothing."""
+        """Return the offset's effect on the log-probabilities, [C]; () for none."""
         if not (self.offset and self.scale):
             return self.offset
         return tuple(o * s for o, s in zip(self.offset, self.scale, strict=True))
@@ -159,7 +157,7 @@ def log_odds(logits: Tensor) -> Tensor:
     return logits - torch.stack(others, 1)
 
 
-# What is kept -------------------------------------------------------------------------------------
+# Choosing a calibration ---------------------------------------------------------------------------
 
 
 def calibrate(
@@ -168,9 +166,9 @@ def calibrate(
     """Fit the calibration of a head's logits [n, C] for targets [n, C] (distributions, each times
     the weight of its row) on the prompts `group` [n].
 
-    fit: None for the head as it was trained. From the simplest on (offset, temperature, `fit`),
-    each is kept if it lowers the cross-entropy on prompts it was not fitted on (`better`) below
-    what was kept before, and on all of them below softmax(logits)."""
+    fit: None for the head as it was trained. Offset, temperature and `fit` are tried in this order.
+    Each is kept if it lowers the cross-entropy below that of the one kept before on prompts it was
+    not fitted on (`better`), and below that of softmax(logits) on all prompts."""
     if not torch.isfinite(logits).all():
         raise UserError(
             "calibration: the head returns NaN or infinite logits. Train with a lower trainer.lr"
@@ -196,7 +194,8 @@ def calibrate(
 def _best(
     fit: Fit, kept: Calibration, logits: Tensor, targets: Tensor, group: Tensor
 ) -> Calibration:
-    """Return `kept`, a temperature or what `fit` returns. logits: with the offset that was kept."""
+    """Return the best of `kept`, a temperature and the result of `fit`. logits: with the offset
+    that was kept."""
     loss = _nll(torch.softmax(logits, -1), targets)
     for step in dict.fromkeys((fit_temperature, fit)):
 

@@ -1,4 +1,4 @@
-"""How a trained predictor is shown: the table of scores and the model card."""
+"""The table of a trained predictor's scores, and its model card."""
 
 import json
 import re
@@ -46,8 +46,8 @@ def score_table(test: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def confusion(name: str, metrics: Mapping[str, Any]) -> list[list[int]] | None:
-    """Return the counts of the classes that decide: with the priors divided out where there are
-    any."""
+    """Return the confusion counts of the classes that decisions use: those with the priors divided
+    out, if there are any."""
     test = metrics["test"]
     counts: list[list[int]] | None = test.get(f"{name}, {DECISION}", test[name]).get("confusion")
     return counts
@@ -131,8 +131,8 @@ def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def survival_part(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the table against the draft's own confidence, a line for each harvest
-    (`reliability.compared`), and what it says; [] where no survival is predicted."""
+    """Return the table of predicted survival against the draft's own confidence, a line for each
+    harvest (`reliability.compared`), and its explanation; [] if no survival is predicted."""
     if not (measured := metrics.get("survival")):
         return []
     header, rows = ["rows (prompts)", "log loss"], {}
@@ -176,10 +176,10 @@ def findings(predictor: "Predictor", metrics: Mapping[str, Any]) -> str:
 def model_card(
     config: Mapping[str, Any], metrics: Mapping[str, Any], calibration: Calibration, caveat: str
 ) -> str:
-    """Return `README.md` of a checkpoint folder. caveat: what the calibration does not mend."""
+    """Return `README.md` of a checkpoint folder. caveat: what calibration leaves wrong."""
     made, counts = config["provenance"], confusion(config["predictor"], metrics)
     data, pair = made["data"], made.get("config", {}).get("pair", {})
-    # from these lines a hub knows what it is; models are named where they are repositories
+    # metadata for a hub; it names models that are repositories
     models = [str(pair.get(side)) for side in ("target", "draft")]
     models = [name for name in models if REPOSITORY.fullmatch(name) and not Path(name).exists()]
     tags = ["speculative-decoding", "calibration", config["predictor"]]

@@ -20,8 +20,8 @@ from runtime.settings.kinds import DraftLength, Layers, Names
 
 
 class ClassMLP(nn.Module):
-    """Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64, C) on (x -
-    mean) / scale."""
+    """The network Linear(D, 256) - ReLU - Dropout - Linear(256, 64) - ReLU - Dropout - Linear(64,
+    C) on (x - mean) / scale."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -37,22 +37,22 @@ class ClassMLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, D] -> [n, C]."""
+        """Return logits [n, C] of float32 [n, D]."""
         logits: torch.Tensor = self.layers[-1](self.activations(x))
         return logits
 
     def activations(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, D] -> [n, 64], of the last hidden layer."""
+        """Return the last hidden layer [n, 64] of float32 [n, D]."""
         hidden: torch.Tensor = self.layers[:-1]((x - self.mean) / self.scale)
         return hidden
 
 
 def round_length(accepted: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """Return the accepted length of rounds of at most gamma tokens, int64 [n]; a round accepted
-    whole, though an end token cut it short, counts as gamma.
+    """Return the accepted length of rounds cut to gamma tokens, int64 [n]; a round that was
+    accepted whole counts as gamma, also where an end token cut it short.
 
-    accepted, drafted: [n], of rounds at least that long (token-wise verdicts: cutting a round short
-    cuts both)."""
+    accepted, drafted: [n], of rounds of gamma tokens or more (token-wise verdicts, so cutting a
+    round cuts both)."""
     accepted, drafted = accepted.clamp(max=gamma), drafted.clamp(max=gamma)
     return torch.where(accepted == drafted, gamma, accepted)
 
@@ -64,10 +64,10 @@ def class_of_length(length: torch.Tensor, gamma: int) -> torch.Tensor:
 
 
 def length_chances(accept: torch.Tensor, drafted: torch.Tensor, gamma: int) -> torch.Tensor:
-    """Return how probable each `round_length` is along the rollout, [n, gamma + 1].
+    """Return the probability of each `round_length` along the rollout, [n, gamma + 1].
 
-    accept: [n, >= gamma], of each token the chance that it is accepted if those before it are;
-    drafted: [n], 1 or more."""
+    accept: [n, >= gamma], each token's probability of acceptance given that those before it are
+    accepted; drafted: [n], 1 or more."""
     inside = torch.arange(gamma) < drafted[:, None]
     reached = accept[:, :gamma].where(inside, torch.ones(())).cumprod(-1)
     before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=-1)
@@ -80,11 +80,11 @@ def class_chances(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def next_round(records: Records, gamma: int) -> torch.Tensor:
-    """Return the row of the round that follows each when both models take turns with drafts of
-    `gamma` tokens, int64 [n]; -1 where the response ends before.
+    """Return for each round the row of the next one in serial decoding with drafts of `gamma`
+    tokens, int64 [n]; -1 where the response ends before.
 
-    For a sampled target it is a round of the recorded response, whichever tokens the round itself
-    would have committed. Raises UserError where there is no round at every position."""
+    For a sampled target it is a round of the recorded response, whatever tokens the round itself
+    would have committed. Raises UserError unless there is a round at every position."""
     anchor, group = records["anchor"], records["group"]
     if ((anchor.diff() != 1) & (group.diff() == 0)).any():
         raise UserError(
@@ -97,8 +97,8 @@ def next_round(records: Records, gamma: int) -> torch.Tensor:
 
 
 def log_prior(label: torch.Tensor, classes: int) -> tuple[float, ...]:
-    """Return the log of each class's share among labels [n], relative to equal shares, [C]; every
-    class counts once more than it occurs."""
+    """Return the log of each class's share among labels [n], relative to equal shares, [C], with
+    one added to every count."""
     shares = (torch.bincount(label, minlength=classes) + 1) / (len(label) + classes)
     return tuple((shares * classes).log().tolist())
 
@@ -108,10 +108,10 @@ class HRAD(Predictor):
     """Predicts the class of the accepted length from the target's states at the last verified
     position.
 
-    gamma: at most that of the harvest. standardise: constants of the training fold, saved with the
-    weights. predicts: "lengths" is the direct predictor that the paper holds against its three
-    classes (of AdaEAGLE's kind); no stop rule asks it. labels: for a greedy target coins and soft
-    are the same; soft ones are learned as they are, so priors are never divided out of them."""
+    gamma: at most that of the harvest. standardise: by constants of the training fold, saved with
+    the weights. predicts: "lengths" is the direct predictor (as in AdaEAGLE) that the paper
+    compares its three classes with; no stop rule asks it. labels: for a greedy target coins and
+    soft are the same; soft ones are not rebalanced, so no priors are divided out of them."""
 
     name: ClassVar[str] = "hrad"
     when: ClassVar[When] = "round"
@@ -179,7 +179,7 @@ class HRAD(Predictor):
         return replace(self.more, target_hidden=self.layers, token=token)
 
     def samples(self, records: Records) -> Records:
-        """Return `labelled` rounds with the `inputs` of `age` rounds before."""
+        """Return `labelled` rounds with the `inputs` from `age` rounds earlier."""
         if not self.age:
             return self.labelled(records)
         following = asked = next_round(records, self.gamma)

@@ -1,5 +1,5 @@
-"""Trained predictors on the Hugging Face hub. A checkpoint folder is what a repository holds:
-safetensors, JSON and a model card, nothing else is fetched or sent."""
+"""Trained predictors on the Hugging Face hub. A repository holds a checkpoint folder: safetensors,
+JSON and a model card; nothing else is fetched or sent."""
 
 import json
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ def from_pretrained(source: str | Path, key: str = "predictor") -> Predictor:
 
 
 def local_folder(source: str | Path, key: str = "predictor") -> Path:
-    """Return `source` where it is a folder; else the repository of that id, fetched into the cache
-    of huggingface_hub unless it is there.
+    """Return `source` if it is a folder; else the repository of that id, fetched into the cache of
+    huggingface_hub unless it is there.
 
-    key: named in errors. Raises UserError where there is neither."""
+    key: config key named in errors. Raises UserError if there is neither."""
     if not isinstance(source, str | Path) or not str(source).strip():
         raise UserError(f"{key}: expected a folder or owner/name on the hub, got {source!r}")
     folder = Path(source).expanduser()
@@ -53,10 +53,10 @@ def local_folder(source: str | Path, key: str = "predictor") -> Path:
 
 
 def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -> str:
-    """Make the repository, if need be, put the checkpoint there, and return its address.
+    """Upload the checkpoint to the repository, which is created if need be; return its address.
 
-    Raises UserError for a folder that is not as it was written, or says where files lie on this
-    machine or how doors are opened, and where the hub refuses."""
+    Raises UserError if the folder was changed or contains local paths or keys, and if the hub
+    refuses."""
     refuse_no_repository(repository)
     checkpoint, api = Path(folder).expanduser(), HfApi()
     config = read_config(checkpoint, "folder")
@@ -79,7 +79,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
 
 
 def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise UserError naming the file that is not what `serving=hub` makes of it."""
+    """Raise UserError naming a file that holds local paths or keys."""
     metrics, card = json.loads((folder / "metrics.json").read_bytes()), folder / CARD
     clean = Cleaner(config, metrics)
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
@@ -93,7 +93,7 @@ def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def refuse_no_repository(repository: str) -> None:
-    """Raise UserError for what is no id."""
+    """Raise UserError if `repository` is not an id."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(
             f"repository: expected owner/name, got {repository!r}. Write e.g. me/hrad-for-my-pair"

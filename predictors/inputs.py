@@ -1,9 +1,8 @@
-"""What predictors may read, and the one function that makes a predictor's matrix of it.
+"""Inputs that predictors may read, and the one function that makes a predictor's matrix of them.
 
-Harvested records and a live round give the same facts by name; `matrix` puts those that a predictor
-reads side by side, so it is served exactly the numbers it was trained on. A new input is a field of
-`Inputs` and an entry of the `CATALOGUE`; one that nothing is recorded for yet is a column of the
-records as well.
+Harvested records and a live round give the same facts by name; `matrix` joins those that a
+predictor reads, so it is served exactly the numbers it was trained on. A new input needs a field of
+`Inputs`, an entry of the `CATALOGUE`, and a column of the records if none holds it yet.
 
 Hidden states and embeddings are rounded to bfloat16, the precision of the harvested files, also
 while decoding. Every other number is float32."""
@@ -33,17 +32,17 @@ class Inputs:
     draft_hidden: layers of the draft's hidden states at the drawn token; target_hidden: layers of
     the target's at the last verified position. Negative indices (-1: what the output layer reads),
     in the order of the columns; () for none, None for all that were recorded.
-    token: the target's input embedding of the drawn token; of the last committed token where the
+    token: the target's input embedding of the drawn token, or of the last committed token if the
         predictor is asked before a round.
-    q_stats: what the draft, before its warp, thought of the drawn token
+    q_stats: statistics of the unwarped q for the drawn token
         (`features.draft_statistics.q_stats`).
-    draft_before: layers of the draft's hidden states at the token *before* the drawn one, the last
-        committed one for the first: there without a forward on the drawn token. Where both are
-        read, the same layers.
-    q_path: how sure the draft was of all tokens up to the drawn one
+    draft_before: layers of the draft's hidden states at the token *before* the drawn one (for the
+        first: the last committed one), known without a forward on the drawn token. The same layers
+        as draft_hidden if both are read.
+    q_path: the draft's confidence in all tokens up to the drawn one
         (`features.draft_statistics.path_rows`).
     depth: 1 for the first token of a draft, 2 for the next, ...
-    history: how the last draft tokens of the request went
+    history: acceptance of the request's last draft tokens
         (`features.draft_statistics.history_row`)."""
 
     draft_hidden: Sequence[int] | None = ()
@@ -75,12 +74,12 @@ class Inputs:
 
     @property
     def draft_layers(self) -> tuple[int, ...]:
-        """`StopRule.draft_layers` of inputs whose layers are spelled out."""
+        """Layers for `StopRule.draft_layers`; the inputs' layers must be spelled out."""
         return tuple(self.draft_hidden or self.draft_before or ())
 
     @property
     def target_layers(self) -> tuple[int, ...]:
-        """`StopRule.target_layers` of such inputs."""
+        """Layers for `StopRule.target_layers`; the inputs' layers must be spelled out."""
         return tuple(self.target_hidden or ())
 
     def columns(self, when: When) -> tuple[str, ...]:
@@ -92,15 +91,16 @@ class Inputs:
         return (*names, "depth") if spread and "depth" not in names else tuple(names)
 
     def among(self, layers: RecordedLayers, where: str = "predictor.layers") -> "Inputs":
-        """Return them with "all that were recorded" spelled out. Raises UserError where others are
-        read than were recorded, or in another order. where: config key, and what it names."""
+        """Return the inputs with "all that were recorded" spelled out. Raises UserError if they
+        read layers that were not recorded, or in another order. where: config key, and what it
+        names."""
         spelled: dict[str, Any] = {
             side: among(getattr(self, side), layers.of(side), side, where) for side in LAYERS
         }
         return replace(self, **spelled)
 
     def fit(self, dim: int) -> bool:
-        """Return whether they can make so many columns, whatever the sizes of the states."""
+        """Return whether these inputs can give `dim` columns for some width of the states."""
         rest = dim - sum(FIXED[name] for name in self.names if name in FIXED)
         states = [len(getattr(self, side) or ()) for side in LAYERS] + [int(self.token)]
         return rest == 0 if not any(states) else rest >= sum(states) and rest % gcd(*states) == 0
@@ -128,8 +128,8 @@ def named_inputs(names: Sequence[str]) -> Inputs:
 
 
 def refuse_unreadable(inputs: Inputs, when: When, kind: str, name: str) -> None:
-    """Raise UserError where the predictor `name` reads nothing, or what does not exist yet when it
-    is asked, or what the records it learns from do not hold."""
+    """Raise UserError if the predictor `name` reads nothing, an input that does not exist yet when
+    it is asked, or one that its training records do not hold."""
     early = [read for read in inputs.names if when == "round" and CATALOGUE[read].drawn]
     missing = [read for read in inputs.names if kind == "mixed" and not CATALOGUE[read].mixed]
     if not inputs.names:
@@ -185,8 +185,8 @@ def recorded(
 def live(
     inputs: Inputs, context: LiveRound, drawn: LiveToken | None = None, device: torch.device = HOST
 ) -> Tensor:
-    """Return the row that `recorded` holds for a round that starts now (`drawn` None), or for a
-    drawn token of it, [1, D] float32 on `device`. What is not read is not worked out."""
+    """Return the row that `recorded` would hold for a round that starts now (`drawn` None), or for
+    a drawn token of it, [1, D] float32 on `device`. Only inputs that are read are computed."""
     states, numbers = list[Tensor](), list[float]()
     for name in inputs.names:
         assert drawn is not None or not CATALOGUE[name].drawn, "it needs a drawn token"
@@ -202,6 +202,6 @@ def live(
 
 
 def readable(inputs: Inputs, context: LiveRound) -> bool:
-    """Return whether all of it exists already: the target's states do from the first verified
+    """Return whether all inputs exist already: the target's states do from the first verified
     position on."""
     return not inputs.target_layers or context.target_hidden is not None

@@ -59,8 +59,8 @@ def ece(probs: torch.Tensor, targets: torch.Tensor, bins: int = 15) -> float:
 
 
 def one_column(probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return prediction and outcome [n] of the second of two classes, else of the class predicted
-    most likely (top label)."""
+    """Return prediction and outcome [n] of the second of two classes; with more, of the class with
+    the highest prediction (top label)."""
     if probs.shape[1] == 2:
         return probs[:, 1], targets[:, 1]
     predicted, top = probs.max(-1)

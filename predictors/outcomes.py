@@ -1,5 +1,5 @@
-"""What may become of one position of a draft, and what a predictor of it says about the next
-draw."""
+"""Outcomes of one position of a draft, and the value of the next draw by their predicted
+probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ Number = TypeVar("Number", float, Tensor)
 class Chances(Generic[Number]):
     """Probabilities of one position, numbers or [...], known once its first candidate is drawn.
 
-    first: it is accepted; following: so is the first candidate after it, given that; second: the
-    second candidate is, given that the first is not; third: the third is, given that neither is."""
+    first: the first candidate is accepted; following: the first candidate of the next position is,
+    given that; second: the second candidate is, given that the first is not; third: the third is,
+    given that neither is."""
 
     first: Number
     following: Number
@@ -36,19 +37,19 @@ class Chances(Generic[Number]):
 
     @staticmethod
     def of(outcomes: Tensor) -> "Chances[Tensor]":
-        """Take them from the probabilities [..., 5] of `OUTCOMES`. What cannot happen has chance
-        0."""
+        """Compute the chances from the probabilities [..., 5] of `OUTCOMES`; 0 where the condition
+        cannot happen."""
         return Chances(*_chances(outcomes.unbind(-1)))
 
     @staticmethod
     def of_numbers(outcomes: Sequence[float]) -> "Chances[float]":
-        """Take those of one position from its five probabilities."""
+        """Compute the chances of one position from its five probabilities."""
         return Chances(*_chances(outcomes))
 
     def younger(self: "Chances[float]", count: int) -> list[float]:
-        """Return the chances of the second, third, ... of 1 + `count` candidates, each if those
-        before it are rejected. What was never learned, beyond the third, falls as the third does
-        from the second, at least by `FALLS`."""
+        """Return the chances of the second, third, ... of 1 + `count` candidates, each given that
+        those before it are rejected. Beyond the third, which was not learned, each falls by the
+        ratio of the third to the second, at least by `FALLS`."""
         chances = [self.second, self.third]
         share = min(FALLS, self.third / self.second) if self.second > 0 else 0.0
         while len(chances) < count:
@@ -73,8 +74,8 @@ class Chances(Generic[Number]):
 
 def survival(probs: Tensor) -> Tensor:
     """Return the survival along a draft of first candidates, [..., gamma], from the probabilities
-    [..., gamma, C] of each once it is drawn: of `OUTCOMES`, that all so far and the next one are
-    accepted; of two classes, that all so far are."""
+    [..., gamma, C] of each drawn token: with `OUTCOMES`, that all so far and the next one are
+    accepted; with two classes, that all so far are."""
     if not foresees(probs.shape[-1]):
         return probs[..., 1].double().cumprod(-1)
     chances = Chances.of(probs.double())

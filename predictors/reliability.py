@@ -1,5 +1,5 @@
-"""How good a trained predictor is: its calibration, fitted; its scores beside those of trivial
-ones; how well predicted probabilities agree with what happened, with bootstrap intervals.
+"""Quality of a trained predictor: fits its calibration, compares its scores with those of trivial
+predictors, and measures calibration errors with bootstrap intervals.
 
 An estimate is a list [value, low, high]. Rows of one prompt depend on each other, so resamples draw
 whole prompts with replacement. Intervals are 95 % pivotal ones (2 value - upper quantile, 2 value -
@@ -31,8 +31,8 @@ CONFIDENCES = ("q", "q_max")
 def fit_calibration(
     predictor: Predictor, samples: Records, rounds: Records | None, fit: Fit | None
 ) -> None:
-    """Calibrate what the head predicts, then, where there are `rounds`, the survival of prefixes.
-    fit: None leaves the head as it is."""
+    """Calibrate the head's predictions and, if there are `rounds`, the survival of prefixes. fit:
+    None leaves the head as it is."""
     logits = logits_in_chunks(predictor.head, samples["inputs"])
     predictor.calibration = calibrate(
         fit, logits, predictor.targets(samples), samples["group"], predictor.offset
@@ -68,10 +68,11 @@ def base_rate(targets: Tensor, n: int) -> Tensor:
 
 
 def confidence(train_q: Tensor, targets: Tensor, q: Tensor) -> Tensor:
-    """Return a logistic regression of the targets [m, C] on the log-odds of one draft probability,
-    train_q [m], for q [n]: probabilities [n, C].
+    """Return probabilities [n, C] for draft probabilities q [n] by logistic regression, fitted to
+    targets [m, C] on the log-odds of train_q [m].
 
-    A soft target is C weighted rows, one per class. Where only one class occurs, it is certain."""
+    A soft target is C weighted rows, one per class. If only one class occurs, it gets probability
+    1."""
     from sklearn.linear_model import LogisticRegression
 
     m, classes = targets.shape
@@ -95,9 +96,10 @@ BINS = 10
 
 
 def measured(predictor: Predictor, records: Records, rounds: Records | None) -> dict[str, Any]:
-    """Return stages of calibration on held-out rows: of what the head predicts ("token" or
-    "class"), and with `rounds` of prefix survival, "prefix all", "prefix 1", ... by length: by
-    predictions as trained, by calibrated ones, and calibrated itself, against prod min(1, p/q)."""
+    """Return stages of calibration on held-out rows: of the head's predictions ("token" or
+    "class") and, with `rounds`, of prefix survival ("prefix all", and by length "prefix 1", ...).
+    The stages of survival are: from predictions as trained, from calibrated ones, and calibrated
+    itself, against prod min(1, p/q)."""
     logits = logits_in_chunks(predictor.head, records["inputs"])
     probs = {
         "as trained": torch.softmax(logits, dim=-1),
@@ -123,7 +125,8 @@ def measured(predictor: Predictor, records: Records, rounds: Records | None) -> 
 
 
 def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, Prefixes]:
-    """Return prefixes of a split's rollouts by predictions as trained, and by calibrated ones."""
+    """Return prefixes of a split's rollouts with survival from predictions as trained, and from
+    calibrated ones."""
     shape = rounds["accept_prob"].shape
     logits = logits_in_chunks(predictor.head, rounds["inputs"].reshape(shape.numel(), -1))
     as_trained, calibrated = (
@@ -134,8 +137,8 @@ def rollout_prefixes(predictor: Predictor, rounds: Records) -> tuple[Prefixes, P
 
 
 def prefixes_by(predictor: Predictor, rounds: Records, predicted: Tensor) -> Prefixes:
-    """Return prefixes with their `predicted` [N, gamma] survival, and the probability that all of
-    their tokens are accepted, and the next one too where `predictor` foresees that."""
+    """Return prefixes with their `predicted` [N, gamma] survival and the probability that all of
+    their tokens (and the next one, if `predictor` foresees it) are accepted."""
     accepted = rounds["accept_prob"].double().cumprod(1)
     length = torch.minimum(rounds["drafted"], rounds["known"])
     if foresees(len(predictor.classes)):
@@ -144,8 +147,8 @@ def prefixes_by(predictor: Predictor, rounds: Records, predicted: Tensor) -> Pre
 
 
 def draft_prefixes(predictor: Predictor, rounds: Records) -> dict[str, Prefixes]:
-    """Return prefixes by the draft's probabilities, at temperature 1 and unfiltered, of its tokens:
-    all of them multiplied, and the last one's."""
+    """Return prefixes with survival from the unwarped q of their tokens: the product, and that of
+    the last token."""
     q = rounds["q_drawn"].double()
     confidences = {"product of q": q.cumprod(1), "last q": q}
     return {name: prefixes_by(predictor, rounds, q) for name, q in confidences.items()}
@@ -187,8 +190,8 @@ def two_columns(f: Tensor) -> Tensor:
 def stages(
     probs: Mapping[str, Tensor], targets: Tensor, group: Tensor
 ) -> dict[str, dict[str, Any]]:
-    """Return `reliability` of probabilities [n, C] by name and, from the second on, how they
-    `change` from the one before."""
+    """Return `reliability` of probabilities [n, C] by name and, from the second stage on, the
+    `change` from the stage before."""
     result = {name: reliability(after, targets, group) for name, after in probs.items()}
     for before, (name, after) in zip(probs.values(), list(probs.items())[1:], strict=False):
         result[name]["change"] = change(before, after, targets, group)
@@ -233,7 +236,7 @@ def mean(values: Tensor, group: Tensor, seed: int = 0) -> list[float]:
 
 
 def mean_gap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
-    """Return the estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself where
+    """Return the estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself if
     `signed` (one column).
 
     values: [n, B]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN,

@@ -19,8 +19,8 @@ from runtime.settings.kinds import Layers, Names
 
 
 class AcceptanceHead(nn.Module):
-    """`depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits (reject,
-    accept).
+    """A head of `depth` residual blocks x <- x + SiLU(W x + b), then a linear map to the logits
+    (reject, accept).
 
     tie_blocks: all blocks share one W, b, as in the released code; the paper's text has one per
     block. Depth 0 is logistic regression."""
@@ -34,7 +34,7 @@ class AcceptanceHead(nn.Module):
         self.out = nn.Linear(dim, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float32 [n, D] -> [n, 2]."""
+        """Return logits [n, 2] of float32 [n, D]."""
         for _ in range(self.repeats):
             for block in self.blocks:
                 x = x + F.silu(block(x))
@@ -43,15 +43,15 @@ class AcceptanceHead(nn.Module):
 
 
 def kept_depths(records: Records) -> Records:
-    """Return of each round the tokens a decoder would have verified: those accepted and the first
-    one rejected. Columns of tokens, [N, gamma, ...], become [n, ...].
+    """Return the tokens of each round up to and including the first rejected one. Columns of
+    tokens, [N, gamma, ...], become [n, ...].
 
-    Their hidden states are what decoding sees, and P(all k accepted) is the product of P(token i
-    accepted | those before it accepted): what the head learns is the factor that the stop rule
-    multiplies. A greedy target says nothing about later tokens. A sampled one does (p is taken
-    along the rollout), but a token behind a rejected one has no place in the product. The coins of
-    the harvest decide what is rejected, so a depth occurs as often as it is reached. `depth` counts
-    the round's tokens before it."""
+    Their hidden states are those of decoding, and P(all k accepted) is the product of P(token i
+    accepted | those before it accepted): the head learns the factor that the stop rule multiplies.
+    A greedy target gives no label to later tokens. A sampled one does (p is taken along the
+    rollout), but a token behind a rejected one is not part of the product. The harvest's accept
+    draws decide what is rejected, so a depth occurs as often as it is reached. `depth` is the
+    number of the round's tokens before this one."""
     shape = records["accept_prob"].shape
     depth = torch.arange(shape[1])
     most = torch.minimum(records["drafted"], records["known"])
@@ -65,11 +65,12 @@ def kept_depths(records: Records) -> Records:
 class SpecDecPP(Predictor):
     """Predicts s = min(1, p/q) of a drawn draft token from the draft's hidden state at that token.
 
-    context: "mixed": candidates at all response positions in a context of response tokens and
-        earlier candidates, labelled as if that were the response alone; "rollout": `kept_depths`.
-    w_rej, w_acc: the minimum of the loss lies at log-odds log(s / (1 - s)) - log(w_rej / w_acc):
-        softmax(head) is the paper's f, for which its threshold of 0.7 with w_rej = 6 is meant;
-        `predict_proba` undoes the known shift before the temperature.
+    context: "mixed": candidates at all response positions, in a context of response tokens and
+        earlier candidates, but labelled as in a context of response tokens alone; "rollout":
+        `kept_depths`.
+    w_rej, w_acc: weights of the loss, whose minimum lies at log-odds log(s / (1 - s)) -
+        log(w_rej / w_acc): softmax(head) is the paper's f, to which its threshold of 0.7 (with
+        w_rej = 6) applies; `predict_proba` undoes this shift before the temperature.
     """
 
     name: ClassVar[str] = "specdecpp"

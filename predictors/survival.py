@@ -1,5 +1,5 @@
-"""Prefix survival: how likely all of the first k draft tokens are accepted, the number SpecDec++
-stops on; and whether something fitted helps on prompts it was not fitted on."""
+"""Prefix survival, the probability that the first k draft tokens are all accepted, on which
+SpecDec++ stops; and the test whether a fit helps on prompts it was not fitted on."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.errors import UserError
 
-CLIP, LEAST = 1e-6, 1e-12  # of a product, in log-odds: from 1, and from 0
+CLIP, LEAST = 1e-6, 1e-12  # least distance of a product from 1 and from 0, for its log-odds
 BOUNDS = ((0.05, 20.0), (-20.0, 20.0), (-20.0, 20.0))
 FOLDS = 5
 DEPTHS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9-": (9, math.inf)}
@@ -21,14 +21,15 @@ DEPTHS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9-
 
 @dataclass(frozen=True)
 class Survival:
-    """log-odds(P(first k accepted)) = scale * log-odds(f_1 ... f_k) + bias + depth * log k,
-    increasing in the product, and at most what it is for any shorter prefix.
+    """A map from acceptance probabilities to survival: log-odds(P(first k accepted)) = scale *
+    log-odds(f_1 ... f_k) + bias + depth * log k, increasing in the product, and never above that of
+    a shorter prefix.
 
-    The product is exact when f_i is the acceptance probability given everything before token i, and
-    that the tokens before it were accepted (2405.19715, section 3.3). A head that knows less is
-    wrong about the same stretch of text several times in a row, which no calibration of single
-    tokens mends. With the defaults the product itself is returned. rows, prompts, nll_before,
-    nll_after, note: as in `predictors.calibration.Calibration`, before being the product."""
+    The product is exact if f_i is the acceptance probability given everything before token i and
+    that the tokens before it were accepted (2405.19715, section 3.3). A head that knows less makes
+    correlated errors on successive tokens, which no calibration of single tokens corrects. With the
+    defaults the map is the product. rows, prompts, nll_before, nll_after, note: as in
+    `predictors.calibration.Calibration`; nll_before is that of the product."""
 
     scale: float = 1.0
     bias: float = 0.0
@@ -45,10 +46,10 @@ class Survival:
         return self.of_products(f.double().cumprod(-1))
 
     def of_products(self, products: Tensor) -> Tensor:
-        """Return the same from the products [..., gamma] of the first 1, 2, ... probabilities.
+        """Return the survival from the products [..., gamma] of the first 1, 2, ... probabilities.
 
-        A running minimum over k: by a positive `depth`, or beyond `LEAST`, a longer prefix would
-        otherwise be more likely than its beginning."""
+        Takes a running minimum over k: with a positive `depth`, or beyond `LEAST`, a longer prefix
+        would otherwise be more likely than its beginning."""
         if self.is_product:
             return products
         k = torch.arange(1, products.shape[-1] + 1, dtype=products.dtype, device=products.device)
@@ -56,7 +57,7 @@ class Survival:
         return torch.sigmoid(odds).cummin(-1)[0]
 
     def of_product(self, product: float, k: int, before: float = 1.0) -> float:
-        """Return `of_products` of one prefix. before: that of the prefix shorter by one."""
+        """Return `of_products` of one prefix. before: survival of the prefix shorter by one."""
         if self.is_product:
             return product
         kept = min(max(product, LEAST), 1 - CLIP)
@@ -64,7 +65,7 @@ class Survival:
         return min(before, 1 / (1 + math.exp(-max(odds, -700.0))))
 
     def of_prefixes(self, rows: "Prefixes") -> Tensor:
-        """Return the same for whole rollouts, [n]."""
+        """Return the survival of the prefixes of whole rollouts, [n]."""
         rollout, before = (rows.k == 1).cumsum(0) - 1, rows.k.long() - 1
         products = rows.product.new_zeros(int(rollout[-1]) + 1, int(before.max()) + 1)
         products[rollout, before] = rows.product
@@ -78,9 +79,9 @@ class Survival:
 class Prefixes(NamedTuple):
     """Every prefix that drafting would reach, rollout by rollout, the shortest first.
 
-    All [n]: product f_1 ... f_k; its length k; the probability prod_{i<=k} min(1, p/q) that the
-    target accepts all of it; the prompt it came from. For a sampled target that probability has the
-    expectation of the verdict and less variance, for a greedy one it is the verdict."""
+    All [n]: product f_1 ... f_k; length k; the probability prod_{i<=k} min(1, p/q) that the target
+    accepts all of it; its prompt. For a sampled target that probability has the expectation of the
+    verdict and less variance, for a greedy one it is the verdict."""
 
     product: Tensor
     k: Tensor
@@ -90,7 +91,7 @@ class Prefixes(NamedTuple):
 
 def counted(products: Tensor, accepted: Tensor, length: Tensor, group: Tensor) -> Prefixes:
     """Return the prefixes of A rollouts. products, accepted: [A, gamma] of each prefix; length
-    (tokens that count), group: [A]."""
+    (valid tokens), group: [A]."""
     k = torch.arange(1, products.shape[1] + 1).expand(products.shape)
     columns = (products.double(), k.double(), accepted.double(), group[:, None].expand(k.shape))
     reached = k <= length[:, None]
@@ -107,8 +108,8 @@ def by_depth(k: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def fit_survival(rows: Prefixes) -> Survival:
-    """Return the `Survival` of lowest cross-entropy with the labels, the product where that is no
-    better on other prompts."""
+    """Return the `Survival` of lowest cross-entropy with the labels, or the product if that
+    `Survival` is not better on other prompts."""
     if not torch.isfinite(rows.product).all():
         raise UserError(
             "calibration.survival: the predictor returns NaN. Train with a lower trainer.lr"

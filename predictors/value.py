@@ -1,5 +1,5 @@
-"""What one more draft token is worth: what becomes of a drawn token, of the one after it, and of
-candidates beside it, known before the draft runs again."""
+"""The value of one more draft token: predicts, before the draft runs again, the outcome of a drawn
+token, of the one after it, and of candidates beside it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,8 +23,8 @@ from runtime.settings.kinds import Names
 
 LARGEST = 100_000
 """Parameters of a head: more would take longer to ask than they can save."""
-SMALLEST = 1e-6  # of a probability, in its log
-LARGEST_INPUT = 80  # of an exponential, in float32
+SMALLEST = 1e-6  # added to a probability before its log
+LARGEST_INPUT = 80  # inputs of exp are clamped to this, in float32
 
 
 class ValueHead(nn.Module):
@@ -46,7 +46,7 @@ class ValueHead(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """float32 [n, D] -> [n, 5]."""
+        """Return logits [n, 5] of float32 [n, D]."""
         logits: Tensor = self.layers((self.spread(x) - self.mean) / self.scale)
         return logits
 
@@ -55,8 +55,8 @@ class ValueHead(nn.Module):
         return torch.cat([x, x[:, self.states :].abs().add(SMALLEST).log()], dim=-1)
 
     def of_row(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return `forward` of one row [D] -> [5], in evaluation on a CPU, where calls into torch
-        take most of the time."""
+        """Return `forward` of one row [D] as [5], in numpy, for evaluation on a CPU, where calls
+        into torch take most of the time."""
         mean, scale, *layers = self._arrays
         z = np.concatenate([x, np.log(np.abs(x[self.states :]) + np.float32(SMALLEST))])
         z = (z - mean) / scale
@@ -77,12 +77,12 @@ class ValueHead(nn.Module):
 
 @dataclass
 class Value(Predictor):
-    """Predicts `OUTCOMES` of a drawn token from what is known once it is drawn.
+    """Predicts `OUTCOMES` of a drawn token from inputs that exist once it is drawn.
 
-    The labels are soft, by p and q of the harvest, and not by its coins: the probability that the
-    token is accepted, that the next one is, and that its siblings are. Where the draft is sampled
-    these are two more candidates drawn without replacement; where it is greedy, its second and its
-    third choice. A token counts as much as it is probable that those before it are accepted.
+    The labels are probabilities by the harvest's p and q, not its accept draws: that the token is
+    accepted, that the next one is, and that its siblings are. With a sampled draft, siblings are
+    two more candidates drawn without replacement; with a greedy one, its second and third choice.
+    A token is weighted by the probability that those before it are accepted.
     """
 
     name: ClassVar[str] = "value"
@@ -186,8 +186,8 @@ def sibling_acceptance(records: Records) -> Tensor:
     """Return the acceptance of the second and third candidate beside each token, given that those
     before it are rejected, [N, gamma, 2].
 
-    They are drawn as the token was; where it had probability 1, none is left to draw, and they are
-    the most probable ones after it."""
+    They are drawn as the token was; if that had probability 1, none is left to draw, and they are
+    the next most probable tokens."""
     certain = records["rrsw_token"][..., :1] < 0
     return torch.where(certain, records["top_accept"][..., 1:], records["rrsw_accept"])
 

@@ -1,5 +1,5 @@
-"""From logged confidences to probabilities: a map per position, and what is made of them
-together."""
+"""Maps from logged confidences to acceptance probabilities per position, and to the survival of
+prefixes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ FILE = "confidence_calibration.json"
 @with_config(STRICT)
 @dataclass(frozen=True)
 class PositionMaps:
-    """c_i = P(token i is accepted, if those before it are), by a `Calibration` of (0, z_i) for each
-    position; survival: what is made of c_1 ... c_i, by default the product."""
+    """Maps to c_i = P(token i is accepted | those before it are), a `Calibration` of (0, z_i) for
+    each position. survival: the map from c_1 ... c_i to survival, by default the product."""
 
     positions: tuple[Calibration, ...]
     survival: Survival = Survival()
@@ -56,10 +56,10 @@ def of_temperatures(temperatures: list[float]) -> PositionMaps:
 
 
 def fit_maps(rows: Confidences, fit: Fit | None, sts: Sts | None, survival: bool) -> PositionMaps:
-    """Fit a map for every position to what was accepted there among the proposals that were
-    accepted up to there, as `calibrate` keeps it; with `sts`, its temperatures instead.
+    """Fit a map for every position, as `calibrate` does, to the verdicts on the proposals that were
+    accepted up to there; with `sts`, use its temperatures instead.
 
-    survival: fit the `Survival` of their product, too, which is kept where it helps on other
+    survival: also fit the `Survival` of their product, which is kept if it helps on other
     groups."""
     if sts is not None:
         return of_temperatures(sts(rows))
@@ -77,8 +77,8 @@ def fit_maps(rows: Confidences, fit: Fit | None, sts: Sts | None, survival: bool
 
 
 def conditional_temperatures(rows: Confidences) -> list[float]:
-    """Return a temperature for each position, of lowest cross-entropy among the proposals that were
-    accepted up to there; 1 where there is nothing to learn from."""
+    """Return for each position the temperature of lowest cross-entropy on the proposals that were
+    accepted up to there; 1 where there are none."""
     temperatures = []
     for position in range(rows.gamma):
         logits, targets, _ = reached(rows, position)
@@ -88,8 +88,8 @@ def conditional_temperatures(rows: Confidences) -> list[float]:
 
 
 def reached(rows: Confidences, position: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the proposals that may have come to `position`: logits [m, 2], targets [m, 2]
-    (rejected, accepted there) times the probability that they came, group [m]."""
+    """Return the proposals that may have reached `position`: logits [m, 2], targets [m, 2]
+    (rejected, accepted there) times the probability that they did, group [m]."""
     came = rows.before()[:, position]
     kept = rows.counts(position) & (came > 0)
     accepted = rows.labels[kept, position]
@@ -98,8 +98,8 @@ def reached(rows: Confidences, position: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def accepted_length_loss(rows: Confidences, survival: Tensor) -> Tensor:
-    """Return - log of the probability that a predicted survival [n, gamma] gives to how many tokens
-    were accepted, [n]: a proper score of all positions together, of expected labels their mean."""
+    """Return the log loss [n] of the accepted length under a predicted survival [n, gamma]: a
+    proper score of all positions together; its mean where labels are probabilities."""
     before = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], 1)
     c = (survival / before.clamp_min(1e-30)).clamp(CLIP, 1 - CLIP)
     rejected = (rows.before() - rows.labels).clamp_min(0)
@@ -109,7 +109,7 @@ def accepted_length_loss(rows: Confidences, survival: Tensor) -> Tensor:
 
 
 def as_logged(rows: Confidences) -> Tensor:
-    """Return the survival that the logits predict as they are, [n, gamma]."""
+    """Return the survival that the uncalibrated logits predict, [n, gamma]."""
     return torch.sigmoid(rows.logits).cumprod(1)
 
 
@@ -117,8 +117,9 @@ def as_logged(rows: Confidences) -> Tensor:
 
 
 class MapsFile(Form):
-    """method: name of the config it was fitted with; temperatures: of the nearest map that is one
-    temperature per position, and how they were fitted; accepted: mean label of every prefix."""
+    """The form of a calibration file. method: name of the config it was fitted with; temperatures:
+    those of the nearest map with one temperature per position, and how they were fitted; accepted:
+    mean label of every prefix."""
 
     version: ClassVar[tuple[str, int] | None] = ("schema_version", 1)
     schema_version: int
@@ -140,6 +141,6 @@ class MapsFile(Form):
 
 
 def read_maps(folder: str | Path, key: str = "calibration") -> dict[str, Any]:
-    """Return the file of a calibration that train.py has made of imported confidences."""
+    """Return the calibration file that train.py has written for imported confidences."""
     remedy = "Make it: python train.py calibration=sts data=<imported>"
     return read_json(Path(folder) / FILE, MapsFile, key, remedy).written

@@ -1,4 +1,4 @@
-"""Calibrate imported confidences, see how that carries over, save it and the page that shows it."""
+"""Calibrate imported confidences, score the calibration on other data, save it and its page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from runtime.processes import this_process
 from runtime.settings.groups import Calibration
 from runtime.text import printable
 
-CONTEXT = ("pair", "warp", "draft_warp")  # of harvests; no engine logs it
+CONTEXT = ("pair", "warp", "draft_warp")  # known for harvests; no engine logs it
 LOGGED, HERE, ELSEWHERE = "as logged", "fitted here", "fitted elsewhere"
 """Stages whose errors are shown: the confidences as they are; maps fitted on other groups of the
 same data; maps fitted on the data of another folder."""
@@ -42,7 +42,7 @@ same data; maps fitted on the data of another folder."""
 
 @dataclass(frozen=True)
 class Method:
-    """Calibration method: `fit` on every position, or `sts`; name: of its config."""
+    """A calibration method: `fit` on every position, or `sts`. name: of its config."""
 
     name: str
     fit: Fit | None
@@ -53,8 +53,8 @@ class Method:
         return fit_maps(rows, self.fit, self.sts, self.survival)
 
     def held_out(self, rows: Confidences) -> Tensor:
-        """Return the survival by maps that were fitted on other groups, [n, gamma]; of a single
-        group as logged."""
+        """Return the survival predicted by maps fitted on other groups, [n, gamma]; as logged if
+        there is a single group."""
         if len(rows.group.unique()) < 2:
             return as_logged(rows)
         return cross_fitted(
@@ -63,8 +63,8 @@ class Method:
 
 
 def imported(data: str | Path, calibration: Calibration) -> bool:
-    """Return whether `data` are imported confidences. Raises UserError for a calibration that
-    only they have, where they are none."""
+    """Return whether `data` are imported confidences. Raises UserError if they are not, but the
+    calibration is for these only."""
     if is_imported(data):
         return True
     if calibration.sequential is not None:
@@ -98,7 +98,7 @@ def main(
 
 
 def calibrated(data: str, method: Method, drift: Sequence[str]) -> dict[str, Any]:
-    """Return what the file of the calibration says (`maps.MapsFile`)."""
+    """Return the content of the calibration file (`maps.MapsFile`)."""
     rows = read_confidences(data)
     others = {other: read_confidences(other, "drift") for other in drift}
     for other, log in others.items():
@@ -138,8 +138,8 @@ def calibrated(data: str, method: Method, drift: Sequence[str]) -> dict[str, Any
 
 
 def refuse_other(data: str, rows: Confidences, other: str, log: Confidences) -> None:
-    """Raise UserError where `other` is the same folder, or of another gamma, pair or distribution,
-    as far as both name them."""
+    """Raise UserError if `other` is the same folder, or differs in gamma, pair or distribution
+    where both name them."""
     if Path(other).resolve() == Path(data).resolve():
         raise UserError(
             f"drift: expected other folders than data, got {other}, on which the maps are fitted."
@@ -190,9 +190,11 @@ def _part(rows: Confidences, stages: Stages) -> dict[str, Any]:
         counts = rows.counts(position)
         labels, group = rows.labels[counts, position], rows.group[counts]
         predicted = {name: survival[counts, position] for name, survival in stages.items()}
-        found = {name: errors(each, labels, group) for name, each in predicted.items() if len(each)}
+        estimates = {
+            name: errors(each, labels, group) for name, each in predicted.items() if len(each)
+        }
         about = {"position": position + 1, "rows": len(labels), "accepted": labels.mean().item()}
-        positions.append({**about, "stages": found})  # accepted: NaN of none
+        positions.append({**about, "stages": estimates})  # accepted: NaN of none
     return {
         "proposals": len(rows.logits),
         "groups": len(rows.group.unique()),
@@ -204,7 +206,7 @@ def _part(rows: Confidences, stages: Stages) -> dict[str, Any]:
 
 def errors(predicted: Tensor, labels: Tensor, group: Tensor) -> dict[str, Any]:
     """Return estimates: the calibration error as each engine defines it, `ours` (bins of equal
-    mass), and `brier`; `perfect`: what the first engine's would be if all predictions were right.
+    mass), and `brier`; `perfect`: the first engine's error if all predictions were right.
     All arguments [n]."""
     gap = (predicted - labels)[:, None]
     return {
@@ -219,8 +221,8 @@ def errors(predicted: Tensor, labels: Tensor, group: Tensor) -> dict[str, Any]:
 
 
 def perfect(predicted: Tensor, bins: int) -> list[float]:
-    """Return the mean calibration error, and where 95 % of them lie, of labels [n] drawn with the
-    predicted probabilities, each by itself: what so few rows leave of it by chance."""
+    """Return the mean calibration error, and its 95 % range, of labels [n] drawn independently
+    with the predicted probabilities: the error that so few rows show by chance."""
     generator = torch.Generator().manual_seed(0)
     shape, errors = predicted.shape, list[float]()
     for _ in range(DRAWS):
@@ -231,8 +233,8 @@ def perfect(predicted: Tensor, bins: int) -> list[float]:
 
 
 def helps(rows: Confidences, held_out: Tensor) -> bool:
-    """Return whether a survival [n, gamma], of groups that it was not fitted on, predicts better
-    than the confidences as logged how many tokens are accepted."""
+    """Return whether a survival [n, gamma], predicted for groups it was not fitted on, predicts the
+    accepted length better than the logged confidences."""
     logged = accepted_length_loss(rows, as_logged(rows))
     return better(logged - accepted_length_loss(rows, held_out), rows.group)
 

@@ -1,5 +1,5 @@
-"""Sequential temperature scaling, as the engines fit it: a temperature per position, one after the
-other, so that the survival predicted up to there is calibrated."""
+"""Sequential temperature scaling, as the engines fit it: one temperature per position, in order,
+each chosen so that the survival up to that position is calibrated."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ EPS = 1e-8
 
 @dataclass(frozen=True)
 class Sts:
-    """c_i = sigmoid(z_i / T_i). T_i minimises, given the temperatures before it, the expected
-    calibration error of c_1 ... c_i against the label of the prefix, over a grid. The first minimum
+    """Fits c_i = sigmoid(z_i / T_i). T_i minimises over a grid, given the temperatures before it,
+    the expected calibration error of c_1 ... c_i against the label of the prefix. The first minimum
     is taken."""
 
     lowest: Annotated[Positive, "temperature tried"]
@@ -27,7 +27,7 @@ class Sts:
     bins: Annotated[int, Field(ge=1, le=1000), "of the calibration error, of equal width"]
 
     def grid(self) -> Tensor:
-        """float64, ascending."""
+        """Return the temperatures tried, float64, ascending."""
         lowest, highest = math.log10(self.lowest), math.log10(self.highest)
         # in float32, as the engines make it
         grid = torch.logspace(lowest, highest, steps=self.points).double()

@@ -1,4 +1,4 @@
-"""What an engine logged of its confidences: one table, in memory and in a folder."""
+"""The table of an engine's logged confidences, in memory and in a folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from runtime.files import file_hash, replaced_folder
 from runtime.json_files import Form, Length, read_json, write_checksummed
 
 MANIFEST, TENSORS = "confidences.json", "confidences.safetensors"
-BLOCK = 64  # consecutive proposals that count as one unit where no request is known
+BLOCK = 64  # consecutive proposals grouped into one unit if the log names no requests
 TENSOR_NAMES = ("logits", "labels", "length", "group", "domain")
 Labels = Literal["realised", "expected"]
 REMEDY = "Import it again: python scripts/import_confidence.py"
@@ -26,12 +26,12 @@ class Confidences:
     """Proposals of gamma draft tokens at most.
 
     logits: [n, gamma] float64, log-odds z_i that token i is accepted if those before it are
-    labels: [n, gamma] float64, of the prefix up to and with token i: 1 where all of it was
-        accepted, 0 where not, or the probability that it is
-    length: [n] tokens that count; beyond them values mean nothing
+    labels: [n, gamma] float64, of the prefix up to and including token i: 1 if all of it was
+        accepted, 0 if not, or the probability that it is
+    length: [n] valid tokens; values beyond them mean nothing
     group: [n] units that are independent of each other: requests, prompts, or blocks of proposals
     domain: [n] index into `domains`
-    facts: where they come from
+    facts: their origin
     Made by `table`, which checks them."""
 
     logits: Tensor
@@ -47,11 +47,11 @@ class Confidences:
         return self.logits.shape[1]
 
     def rows(self, kept: Tensor) -> "Confidences":
-        """Return those of `kept`, [n] bool."""
+        """Return the proposals that the mask `kept`, [n] bool, selects."""
         return replace(self, **{name: getattr(self, name)[kept] for name in TENSOR_NAMES})
 
     def counts(self, position: int) -> Tensor:
-        """Return whose token at `position`, from 0, counts, [n] bool."""
+        """Return which proposals have a valid token at `position` (from 0), [n] bool."""
         return self.length > position
 
     def before(self) -> Tensor:
@@ -63,7 +63,7 @@ def table(
     where: str, domain: str, logits: Tensor, labels: Tensor, length: Tensor, group: Tensor
 ) -> Confidences:
     """Return `Confidences` of one domain. Raises UserError, which begins with `where`, for shapes
-    that differ, NaN, and labels that are none of prefixes."""
+    that differ, NaN, and labels that cannot be those of prefixes."""
     if logits.ndim != 2 or logits.shape != labels.shape or not logits.numel():
         shapes = f"{list(logits.shape)} and {list(labels.shape)}"
         _refuse(where, "logits and labels of the same shape [proposals, gamma]", shapes)
@@ -84,13 +84,14 @@ def _refuse(where: str, expected: str, got: str) -> NoReturn:
 
 
 def blocks(count: int) -> Tensor:
-    """Return the groups [count] of proposals in the order they were logged, where the log names no
-    request."""
+    """Return groups [count] for proposals in the order they were logged, for a log that names no
+    requests."""
     return torch.arange(count) // BLOCK
 
 
 def joined(parts: list[Confidences], where: str, gamma: int | None = None) -> Confidences:
-    """Join tables; their groups stay apart. gamma: what all of them must have; None: the same."""
+    """Join tables; their groups stay apart. gamma: the gamma that all must have; None: any common
+    one."""
     gamma = gamma or parts[0].gamma
     for part in parts:
         if part.gamma != gamma:
@@ -156,8 +157,8 @@ def write_confidences(folder: Path, rows: Confidences, labels: Labels, command: 
 
 
 def read_confidences(folder: str | Path, key: str = "data") -> Confidences:
-    """Read what `write_confidences` wrote. Raises UserError naming `key` where nothing is, or where
-    it is damaged."""
+    """Read what `write_confidences` wrote. Raises UserError naming `key` if it is missing or
+    damaged."""
     folder = Path(folder)
     facts = read_json(folder / MANIFEST, Manifest, key, REMEDY)
     path = folder / TENSORS

@@ -1,1 +1,1 @@
-"""What predictors read: the catalogue of inputs, and the numbers it is made of."""
+"""Inputs of predictors: their catalogue, and the numbers they consist of."""

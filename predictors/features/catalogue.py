@@ -1,4 +1,4 @@
-"""The catalogue of inputs: what each is made of, in harvested records and while decoding."""
+"""The catalogue of inputs: how each is made from harvested records and while decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Facts = Mapping[str, Tensor]
 
 
 class LiveRound(Protocol):
-    """Facts before a round is drafted: `decoding.draft.RoundContext`. target_hidden: [layers, H] of
-    exactly the layers that are read, None while nothing has been verified."""
+    """Facts known before a round is drafted: `decoding.draft.RoundContext`. target_hidden:
+    [layers, H] of exactly the layers that are read, None while nothing has been verified."""
 
     @property
     def committed(self) -> Tensor: ...
@@ -56,12 +56,12 @@ Live = Callable[[LiveRound, LiveToken], Tensor | Sequence[float]]
 class Input:
     """One entry of the catalogue.
 
-    columns: of the records, that give its facts; make: facts -> [..., d]; live: the same at one
-    moment, for a round that starts (no token) or for a drawn token: [d], or plain numbers, of which
-    no tensors are made before all are there
+    columns: columns of the records that give its facts; make: facts -> [..., d]; live: the same
+        while decoding, for a round that starts (no token) or for a drawn token: [d], or plain
+        numbers, which become tensors only when all of them are known
     drawn: it exists only once a token is drawn; mixed: records of the kind `mixed` hold it
     per_round: one value for all tokens of a round
-    width: columns of numbers; 0: a state of a model, as wide as the model says"""
+    width: number of columns; 0: a state of a model, with the model's width"""
 
     columns: tuple[str, ...]
     live: Live
@@ -77,7 +77,7 @@ def _rounded(state: Tensor) -> Tensor:
 
 
 def _state(name: str, columns: tuple[str, ...], live: Live, **when: bool) -> Input:
-    """Return an input that is a state of a model, under its name among the facts."""
+    """Return the input that consists of the fact `name`, a hidden state of a model."""
     return Input(columns, live, lambda facts: _rounded(facts[name]), **when)
 
 

@@ -1,4 +1,4 @@
-"""Numbers about a draft that predictors read: how sure it was of a token, and how it fared."""
+"""Statistics of a draft that predictors read: its confidence in a token, its recent acceptance."""
 
 from collections.abc import Sequence
 from math import log
@@ -28,7 +28,7 @@ def q_stats(unwarped: Tensor, token: Tensor) -> dict[str, Tensor]:
 
 
 def q_stats_of(unwarped: Tensor, token: int) -> list[float]:
-    """Return `q_stats` of one token, [V] and a number: on a CPU in a fifth of the time."""
+    """Return `q_stats` of one token and its distribution [V]: on a CPU in a fifth of the time."""
     if unwarped.device.type != "cpu":
         row: list[float] = q_stats_row(unwarped, ids_of(token, unwarped)).tolist()
         return row
@@ -45,21 +45,21 @@ def q_stats_row(unwarped: Tensor, token: Tensor) -> Tensor:
 
 
 def ids_of(token: int, like: Tensor) -> Tensor:
-    """Return [1] int64 on the device of `like`: nobody waits for a copy."""
+    """Return `token` as [1] int64 on the device of `like`, without waiting for a copy."""
     return torch.full((1,), token, device=like.device)
 
 
 def entropy(probs: Tensor) -> Tensor:
     """Return the natural-log entropy of distributions [..., V], [...]."""
-    # four times as fast on a CPU as torch.special.entr; a smaller number than TINY is no normal one
-    # any more, and its logarithm takes ten times as long
+    # four times as fast on a CPU as torch.special.entr; numbers below TINY are subnormal, and their
+    # logarithm takes ten times as long
     return -(probs.clamp_min(TINY).log_().mul_(probs)).sum(-1)
 
 
 def path_rows(q_drawn: Tensor) -> Tensor:
-    """Return for the n tokens of a path with probabilities `q_drawn` [..., n] the log of the
-    product so far, the lowest so far, and that of the token before (1 for the first one),
-    [..., n, 3]."""
+    """Return for each of the n tokens of a path, with draft probabilities `q_drawn` [..., n]: the
+    log of the product so far, the lowest so far, and the probability of the token before (1 for the
+    first token), [..., n, 3]."""
     before = torch.cat([torch.ones_like(q_drawn[..., :1]), q_drawn[..., :-1]], dim=-1)
     product = q_drawn.clamp_min(1e-30).log().cumsum(-1)
     return torch.stack([product, q_drawn.cummin(-1).values, before], dim=-1)
@@ -72,21 +72,22 @@ def path_row(q_drawn: Sequence[float]) -> list[float]:
 
 
 def history_row(verdicts: Sequence[bool]) -> Tensor:
-    """Return how the last draft tokens of a request went, for the round that comes next, [3]
+    """Return the recent acceptance of a request's draft tokens, as input of its next round, [3]
     float32.
 
-    verdicts: of one draft token for each committed position where one was verified, oldest first:
-    whether it was accepted. Columns: the share accepted of the last `RECENT`, of the last `LONGER`
-    (each with half a verdict added to both sides), and how many of `LONGER` there are, as a share.
+    verdicts: for each committed position where a draft token was verified, oldest first, whether
+    that token was accepted. Columns: the share accepted of the last `RECENT` and of the last
+    `LONGER` verdicts (half a verdict added to both sides), and the number of verdicts as a share of
+    `LONGER`.
 
-    Decoding: a round that put n tokens to the test and accepted a of them adds a verdicts
-    "accepted" and, where a < n, one "rejected"; a tree counts as its accepted path. Harvest: each
-    position before the round has one verdict, on the draft's first token there, by the coins of the
-    harvest. Two things differ. Decoding knows nothing of positions for which no draft token was
-    verified (a bonus token, a round without a draft); a harvest knows every position. And where the
-    target or the draft is sampled, the harvest's token was drawn apart from the response: its
-    verdict has the right probability, but does not go with the token that was committed. Where both
-    are greedy it is the same token and the same verdict."""
+    Decoding: a round that verified n tokens and accepted a of them adds a verdicts "accepted" and,
+    if a < n, one "rejected"; a tree counts as its accepted path. Harvest: each position before the
+    round has one verdict, on the draft's first token there, by the harvest's accept draws. Two
+    things differ. Decoding has no verdict for positions where no draft token was verified (a bonus
+    token, a round without a draft); a harvest has one for every position. And if the target or the
+    draft is sampled, the harvest's token was drawn independently of the response: its verdict has
+    the right probability, but does not belong to the committed token. If both are greedy, token and
+    verdict are the same."""
     return torch.tensor(history_numbers(verdicts), dtype=torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""Which layers' hidden states are recorded, and which of them are read."""
+"""The layers whose hidden states are recorded, and those of them that are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class RecordedLayers:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def of(self, column: str) -> tuple[int, ...]:
-        """Return those of one of `LAYERS`."""
+        """Return the layers of `column`, one of `LAYERS`."""
         layers: tuple[int, ...] = getattr(self, LAYERS[column])
         return layers
 
@@ -56,8 +56,8 @@ def checked_layers(layers: Any, key: str = "predictor.layers") -> tuple[int, ...
 def among(
     wanted: Sequence[int] | None, recorded: Sequence[int], column: str, where: str
 ) -> tuple[int, ...]:
-    """Return the layers `wanted`, None spelled out as all of `recorded`. Raises UserError where
-    they are not among those, in their order. where: config key, and what it names."""
+    """Return the layers `wanted`, or all of `recorded` if that is None. Raises UserError unless
+    they are among `recorded`, in that order. where: config key, and what it names."""
     if wanted is None:
         return tuple(recorded)
     if list(wanted) != [layer for layer in recorded if layer in wanted]:

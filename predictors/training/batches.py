@@ -1,5 +1,5 @@
-"""Which rows a head is trained on: prompts held out, classes rebalanced (in the training fold
-alone), micro-batches, and what each of several processes (`accelerate launch`) gets of them.
+"""Rows that a head is trained on: held-out prompts, rebalanced classes (in the training fold
+alone), micro-batches, and their division among processes (`accelerate launch`).
 
 Micro-batches are the same for any number of processes, and so are the gradients of their losses, up
 to rounding."""
@@ -82,11 +82,10 @@ def balancing_weights(label: torch.Tensor) -> torch.Tensor:
 
 
 class EpochSampler(Sampler[int]):
-    """Item order of one epoch, a function of (seed, epoch) alone, so that a resumed run continues
-    the same stream.
+    """Samples the item order of one epoch as a function of (seed, epoch) alone, so that a resumed
+    run continues the same stream.
 
-    Without weights a permutation; with weights [n] as many draws with replacement (weighted random
-    sampler)."""
+    Without weights it is a permutation; with weights [n], n draws with replacement."""
 
     def __init__(self, size: int, seed: int, weights: torch.Tensor | None = None) -> None:
         self.size, self.seed, self.weights = size, seed, weights
@@ -104,8 +103,8 @@ class EpochSampler(Sampler[int]):
 
 
 class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Rows x [n, D] (served as float32) and y [n], in items: one row each, or with `group` [n] all
-    rows of a prompt."""
+    """A dataset of rows x [n, D] (served as float32) and y [n]. An item is one row, or with `group`
+    [n] all rows of a prompt."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, group: torch.Tensor | None = None) -> None:
         self.x, self.y = x, y
@@ -126,13 +125,13 @@ class Items(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self.x[rows].float(), self.y[rows]
 
     def count(self, items: Sequence[int]) -> int:
-        """Return the rows of `items`."""
+        """Return the number of rows of `items`."""
         return len(items) if self.rows is None else sum(len(self.rows[item]) for item in items)
 
 
 class Part(Dataset[tuple[torch.Tensor, torch.Tensor, int, int]]):
-    """Share of process `rank` of `processes` in a micro-batch of items: x, y of the next items in
-    order, which may be none, then the number of rows before them and of all rows."""
+    """The share of process `rank` of `processes` in a micro-batch of items: x, y of its consecutive
+    items (possibly none), the number of rows before them, and that of all rows."""
 
     def __init__(self, items: Items, rank: int, processes: int) -> None:
         self.items, self.rank, self.processes = items, rank, processes

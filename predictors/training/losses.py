@@ -11,9 +11,9 @@ Pairs = tuple[torch.Tensor, torch.Tensor]
 
 
 def mean_loss(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return the mean of sums / counts [K] over those that count anything, a scalar; the sums of
-    the others are 0."""
-    counted = counts > 0  # no index, for which a GPU's host would wait
+    """Return the mean of sums / counts [K] over positive counts, a scalar; where counts are 0, the
+    sums are 0."""
+    counted = counts > 0  # a mask instead of an index, for which a GPU's host would wait
     return (sums / counts.where(counted, 1)).sum() / counted.sum()
 
 
@@ -47,9 +47,9 @@ def smoothed_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing:
 
 
 def balanced_cross_entropy(logits: torch.Tensor, label: torch.Tensor, smoothing: float) -> Pairs:
-    """Return `smoothed_cross_entropy` with every class that occurs weighing the same. K = C.
+    """Return `smoothed_cross_entropy` with equal weight for every class that occurs. K = C.
 
-    The objective of training on class-balanced draws, measured on held-out rows that are not
+    It is the objective of training on class-balanced draws, measured on rows that are not
     balanced."""
     rows = F.cross_entropy(logits, label, label_smoothing=smoothing, reduction="none")
     counts = torch.bincount(label, minlength=logits.shape[-1]).to(rows)

@@ -1,5 +1,5 @@
-"""The one training loop, run through `accelerate`: schedule, clipping, early stopping, and the file
-that an interrupted training is resumed from."""
+"""The training loop, run through `accelerate`: schedule, clipping, early stopping, and the file
+from which an interrupted training resumes."""
 
 import glob
 import hashlib
@@ -35,10 +35,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 class ResumeFile:
-    """The state of a training that is to end up in the folder `out`.
+    """The state of a training whose result goes to the folder `out`.
 
-    run: what decides the result (settings, seed, data; plain values). It is part of the file and of
-    its name, so trainings with other settings keep files of their own, and a file never continues
+    run: all that decides the result (settings, seed, data; plain values). It is part of the file
+    and of its name, so trainings with other settings have other files, and a file never continues
     another run."""
 
     def __init__(self, out: Path, run: Mapping[str, Any]) -> None:
@@ -57,10 +57,10 @@ class ResumeFile:
         write_atomically(self.path, lambda temporary: temporary.write_bytes(written))
 
     def read(self) -> tuple[Tensors, dict[str, Any]] | None:
-        """Return (tensors, progress) as written; None where there is nothing to continue.
+        """Return (tensors, progress) as written; None if there is nothing to continue.
 
-        Raises UserError where the file is damaged or another run's. Prints what else was
-        interrupted on its way to `out`."""
+        Raises UserError if the file is damaged or another run's. Prints which other trainings for
+        `out` were interrupted."""
         for path in sorted(set(self.path.parent.glob(self.others)) - {self.path}):
             what = "something unreadable"
             with suppress(*UNREADABLE), safe_open(path, framework="pt") as file:
@@ -109,7 +109,7 @@ def _digest(tensors: Tensors, progress: str) -> str:
 
 
 def named(tensors: Tensors, prefix: str) -> Tensors:
-    """Return those whose names begin with `prefix`, which they lose."""
+    """Return the tensors whose names begin with `prefix`, without that prefix."""
     return {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
 
 
@@ -126,9 +126,10 @@ class Trainer:
     """AdamW with gradient clipping; the weights of the epoch with the lowest validation loss are
     kept.
 
-    batch_size: of `Items`. schedule: ``"cosine"`` per step, after `warmup_ratio` of the steps.
-    validation_fraction: no other split is looked at. state: the file the run can continue from,
-    written every epoch. logger: of the main process.
+    batch_size: in items. schedule: ``"cosine"`` per step, after `warmup_ratio` of the steps.
+    validation_fraction: share of the training prompts, held out for early stopping; no other split
+    is used. state: the file the run can continue from, written every epoch. logger: of the main
+    process.
     """
 
     epochs: Annotated[int, Field(ge=1, le=100_000), "most passes over the training prompts"]
@@ -206,7 +207,7 @@ class Trainer:
 
 
 class _Run:
-    """Everything that changes while training. Every process holds the same."""
+    """The state that changes while training, the same in every process."""
 
     def __init__(
         self, trainer: Trainer, module: torch.nn.Module, sampler: EpochSampler, items: Items
@@ -270,8 +271,8 @@ class _Run:
         return value.detach()
 
     def held_out(self, items: Items, loss: Loss) -> float:
-        """Return the loss of all rows of `items`, to the bit the same in every process, so that
-        what follows from it is too."""
+        """Return the loss of all rows of `items`, bit for bit the same in every process, so that
+        all take the same decisions."""
         part = part_of(len(items.x), self.rank, self.processes)
         pairs = torch.stack(loss(logits_in_chunks(self.module, items.x[part]), items.y[part]))
         value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
@@ -296,15 +297,15 @@ class _Run:
             for name, value in state.items()
         }
         tensors |= {f"module.{name}": value for name, value in self.weights().items()}
-        if _since_best(history):  # else they are the weights
+        if _since_best(history):  # else the best weights are the current ones
             tensors |= {f"best.{name}": value for name, value in best.items()}
         scheduler = self.scheduler.state_dict()
         scheduler.pop("lr_lambdas", None)
         return tensors, {"history": history, "scheduler": scheduler, "lr": self.lr()}
 
     def resume(self, file: ResumeFile | None) -> tuple[list[dict[str, float]], Tensors]:
-        """Return (history, best weights) of an interrupted run after going to where it stopped;
-        else an empty history."""
+        """Restore the state of an interrupted run and return its (history, best weights); without
+        one, an empty history."""
         states = [file.read() if file is not None and self.accelerator.is_main_process else None]
         (state,) = broadcast_object_list(states)  # the others may not see the file
         if file is None or state is None:
