@@ -25,9 +25,9 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
     """Ask `predictor` about a drawn token, or before a round: return `predict_proba` of one row, on
     the host.
 
-    Its head runs on the draft's device if it reads states of a model; those of another device
-    cross, and what comes to the host are its few logits. One that reads numbers alone, which are on
-    the host, stays there, as one without weights does."""
+    Its head runs on the draft's device if it reads hidden states; states on another device are
+    moved there, and only its logits are sent to the host. A predictor that reads numbers alone, or
+    has no weights, runs on the host."""
     head: nn.Module | None = getattr(predictor, "head", None)
     states = any(name not in FIXED for name in predictor.inputs.names)
     here = context.device.type == "cpu" or not states or head is None
@@ -35,7 +35,7 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
     if head is None or not weights:
         return predictor.predict_proba(live(predictor.inputs, context, drawn))
     copies, device = _ELSEWHERE.setdefault(head, {}), context.device
-    # Another version once they are written to
+    # Tensors that autograd tracks change their version when they are written to
     now = [(each.data_ptr(), 0 if each.is_inference() else each._version) for each in weights]
     if device not in copies or copies[device][0] != now:
         with torch.inference_mode(False):
@@ -48,8 +48,8 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
 def load_asked(
     checkpoint: str | Path, key: str, when: str, classes: int, does: str, training: str
 ) -> Predictor:
-    """Return a predictor of so many `classes` that is asked at `when`. Raises UserError naming
-    `key` for any other. does: what one says that fits; training: the command that makes one."""
+    """Load a predictor of `classes` classes that is asked at `when`. Raises UserError naming `key`
+    for any other. does: what a fitting one predicts; training: the command that makes one."""
     predictor = load_predictor(checkpoint, key=key)
     if len(predictor.classes) != classes or predictor.when != when:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a step costs when many requests are decoded together."""
+"""Costs of a step in which many requests are decoded together."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ class BatchCost(Protocol):
 
 
 def share(cost: BatchCost, requests: int, gamma: int) -> CostTable:
-    """Return the costs of one of `requests` requests which all verify as much: its share of every
-    forward. Tokens over its seconds are those of the whole batch."""
+    """Return the costs of one of `requests` requests that all verify the same number of rows: its
+    share of every forward. Tokens per second of such a share are those of the whole batch."""
     rows = range(1, gamma + 2)
     seconds = [cost.target(requests, requests * each) / requests for each in rows]
     return CostTable(cost.draft(requests) / requests, MeasuredCost(list(rows), seconds), seconds[0])
@@ -69,7 +69,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class PerRow:
-    """So many seconds for a forward of one row, and for each further one."""
+    """Fixed seconds for a forward of one row, and for each further one."""
 
     made: ClassVar[str] = "given"
     first_target: Annotated[Positive, "seconds of a target forward of one row"]
@@ -87,7 +87,7 @@ class PerRow:
 @with_config(STRICT)
 @dataclass(frozen=True)
 class BatchTable:
-    """Seconds of forwards, linear in between; beyond them nothing is known.
+    """Table of seconds of forwards, interpolated linearly, not extrapolated.
 
     requests: rising; rows: of each request, rising from 1; target_seconds: by requests, then rows;
     draft_seconds: by requests"""
@@ -126,15 +126,15 @@ class BatchTable:
 
 
 def tabled(cost: BatchCost, sizes: Sequence[int], gamma: int) -> BatchTable:
-    """Return any costs as a table, of so many requests with 1 to gamma + 1 rows each."""
+    """Return any costs as a table for these `sizes` (requests) with 1 to gamma + 1 rows each."""
     rows, made = list(range(1, gamma + 2)), cast(Any, cost.made)
     target = [[cost.target(size, size * each) for each in rows] for size in sizes]
     return BatchTable(made, list(sizes), rows, target, [cost.draft(size) for size in sizes])
 
 
 class BatchCostFile(Form):
-    """The file of batch_cost=measure, with how it was measured; one of a person needs `seconds`
-    alone."""
+    """The file of batch_cost=measure, with details of the measurement; one written by hand needs
+    `seconds` alone."""
 
     seconds: BatchTable
     context: Length | None = None
@@ -147,7 +147,7 @@ class BatchCostFile(Form):
 def read_batch_cost(
     file: Annotated[Path, "what batch_cost=measure has saved"], key: str = "batch_cost.file"
 ) -> BatchTable:
-    """Return the table of a file. Raises UserError naming `key` where there is none."""
+    """Return the table of a file. Raises UserError naming `key` if it is missing."""
     remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
     return read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND).seconds
 

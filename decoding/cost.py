@@ -1,4 +1,4 @@
-"""What decoding costs: seconds per forward and per prediction, measured or given, and the price of
+"""Costs of decoding: seconds per forward and per prediction, measured or given, and the price of
 counts."""
 
 import pathlib
@@ -21,7 +21,7 @@ from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksum
 from runtime.settings.kinds import MOST_NODES, Count, NotNegative, Path, Positive, Says
 
 KIND = "costs"  # in checksums: the file may be renamed
-SAMPLES = 3  # rounds of one size below which their seconds are no measurement
+SAMPLES = 3  # least rounds of one size for a measurement
 Counts = Mapping[str, NDArray[np.float64]]
 """Counts by column of the table of measurements, [B] each, a number per response. `price` reads
 draft_forwards, questions and calls_by_drafted [B, G + 1] (target calls by the length of their
@@ -30,9 +30,10 @@ draft), `plain` reads emitted."""
 
 @dataclass(frozen=True)
 class MeasuredCost:
-    """rows: increasing; seconds: of one forward with so many, medians. Linear in between; each row
-    beyond the last one costs the mean of those measured, none less than nothing; fewer rows than
-    the first cost what that does."""
+    """Measured seconds of a forward by its number of rows. rows: increasing; seconds: medians.
+
+    Linear in between; each row beyond the last costs the mean measured cost of a row, at least 0;
+    fewer rows than the first cost as much as the first."""
 
     rows: Sequence[int]
     seconds: Sequence[float]
@@ -52,12 +53,12 @@ class MeasuredCost:
 class CostTable:
     """Seconds, or any other unit, of the parts of a decode.
 
-    draft: of one draft forward with the draw that follows; target: of a round's target forward by
-    its rows (one more than the draft's tokens), with verification and bookkeeping; autoregressive:
-    of one token without a draft; None: a target forward of one row; calls: of one number a stop
-    rule computes, by the rule's name; 0 where there is none;
-    pair: identity of the pair it was measured with; measured_on: `setup_facts` then; None: of none
-    in particular"""
+    draft: one draft forward with the draw that follows; target: a round's target forward by its
+    rows (one more than the draft's tokens), with verification and bookkeeping; autoregressive: one
+    token without a draft (None: a target forward of one row); calls: one number that a stop rule
+    computes, by the rule's name (0 where none is given);
+    pair: identity of the pair it was measured with; measured_on: `setup_facts` then; None: not
+    measured"""
 
     draft: float
     target: MeasuredCost
@@ -76,7 +77,7 @@ class CostTable:
         )
 
     def plain(self, counts: Counts) -> NDArray[np.float64]:
-        """Return the same without a draft, [B]."""
+        """Return the seconds of each response without a draft, [B]."""
         return counts["emitted"] * self.autoregressive
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,8 +110,8 @@ def cost_table(
         NotNegative, "of each further row, as a share of the first; only where `target` is a number"
     ] = 0.0,
 ) -> CostTable:
-    """Return the table of these numbers. Raises UserError for rows that are not in rising order,
-    none of which is what a plain token costs, or whose seconds are said twice."""
+    """Return the table of these numbers. Raises UserError if rows are not in rising order, if none
+    gives the cost of a plain token, or if costs of rows are given twice."""
     if not isinstance(target, Mapping):
         further = {MOST_NODES + 1: target * (1 + row * MOST_NODES)} if row else {}
         by_rows = {1: target, **further}
@@ -148,7 +149,7 @@ class Seconds(Form):
 
 
 class CostFile(Form):
-    """The file of cost=measure, with a command and a checksum; one of a person needs `seconds`
+    """The file of cost=measure, with a command and a checksum; one written by hand needs `seconds`
     alone."""
 
     seconds: Seconds
@@ -162,8 +163,8 @@ class CostFile(Form):
 def read_cost(
     file: Annotated[Path, "what cost=measure has saved"], key: str = "cost.file"
 ) -> CostTable:
-    """Return the table of a file that cost=measure, or a person, has written. Raises UserError
-    naming `key` where there is none."""
+    """Return the table of a file written by cost=measure or by hand. Raises UserError naming `key`
+    if it is missing."""
     remedy = "Measure it: python scripts/tune.py cost=measure"
     read = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
     seconds, target = read.seconds.model_dump(exclude_unset=True), read.seconds.target
@@ -184,7 +185,8 @@ def write_cost(file: Path, facts: Mapping[str, Any]) -> None:
 
 
 def observed_cost(speculative: Mapping[str, Iterable[Trace]], plain: Iterable[Trace]) -> CostTable:
-    """Medians over the rounds of real decodes, which contain what forwards timed alone leave out.
+    """Return medians over the rounds of real decodes, which contain costs that forwards timed alone
+    leave out.
 
     speculative: stop rule -> traces; plain: autoregressive ones. Raises UserError for too few
     rounds."""
@@ -257,9 +259,9 @@ def measure_cost(
     repeats: int,
     advance: Callable[[], object] = lambda: None,
 ) -> MeasuredCost:
-    """Time tree forwards of so many `rows` after `context` [n] (all rows siblings; the mask's
-    pattern costs nothing). The row counts take turns, so that drift of the machine hits all of
-    them alike."""
+    """Time tree forwards for each number of `rows` after `context` [n] (all rows are siblings; the
+    mask's pattern costs nothing). The row counts take turns, so that drift of the machine affects
+    all alike."""
     lm.reset()
     lm.forward(context, logits="none")
     times: dict[int, list[float]] = {count: [] for count in rows}

@@ -1,4 +1,4 @@
-"""What a round works on: the draft, its verdict, and the facts known before drafting."""
+"""Data of a round: the draft, its verdict, and the facts known before drafting."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +21,9 @@ class Draft:
     token:  [n], siblings in draw order
     q:      n + 1 rows of [V], row r = the distribution the children of row r were drawn from (zeros
     where there are none)
-    open:   how many of the last nodes are open leaves: candidates the target is not run on
-    drawn_q: [n], q of each node's token under the distribution it was drawn from, as it was noted
-    with the draw; () where it is to be read from `q`
+    open:   number of last nodes that are open leaves: candidates the target is not run on
+    drawn_q: [n], q of each node's token under the distribution it was drawn from, noted with the
+    draw; () if it has to be read from `q`
     """
 
     parent: list[int]
@@ -33,7 +33,7 @@ class Draft:
     drawn_q: Sequence[float] = ()
 
     def on(self, device: torch.device) -> "Draft":
-        """Return the same where `device` is the target's: of q, what is read there goes there."""
+        """Return the draft for a target on `device`, to which rows of q move when they are read."""
         rows = self.q.rows if isinstance(self.q, Placed) else self.q
         if all(row.device == device for row in rows):
             return self
@@ -56,8 +56,8 @@ class Draft:
         return children_of(self.parent)
 
     def rows_to(self, row: int, kept: int | None = None) -> list[int]:
-        """Return the rows from the root's child to `row`; none for the root. kept: how many of them
-        at most, where the response has ended before `row`."""
+        """Return the rows from the root's child to `row`; none for the root. kept: at most so many,
+        if the response has ended before `row`."""
         rows = list[int]()
         while row > 0:
             rows.append(row)
@@ -71,8 +71,8 @@ class Draft:
 
 @dataclass(frozen=True)
 class PointMass:
-    """The distribution [V] of a token that nobody drew. Its numbers are made where and when they
-    are read. like: of its size and dtype; device: where it is read first"""
+    """The one-hot distribution [V] of a token that was not drawn, made when and where it is read.
+    like: a tensor of its size and dtype; device: where it is read first"""
 
     token: int
     like: Tensor
@@ -107,9 +107,9 @@ class Placed(Sequence[Tensor]):
 
 @dataclass(frozen=True)
 class Verdict:
-    """row: last accepted row; path: the accepted draft tokens; token: the residual or bonus token
-    after them, None where the path ends at an open leaf; drafted: draft tokens put to the test,
-    open leaves (of which one at most can be accepted) counted as one."""
+    """The verdict on a draft. row: last accepted row; path: the accepted draft tokens; token: the
+    residual or bonus token after them, None if the path ends at an open leaf; drafted: verified
+    draft tokens, with open leaves (of which one at most can be accepted) counted as one."""
 
     row: int
     path: list[int]
@@ -138,12 +138,12 @@ class RoundContext:
         committed[-2]), in the layers the stop rule reads; None when it reads none or nothing has
         been verified yet
     embed: the target's input embedding [E] of a token
-    verdicts: on the request's draft tokens so far, oldest first: whether each was accepted; after
-        the first one rejected in a round, the rest of it has none
+    verdicts: whether each of the request's draft tokens so far was accepted, oldest first; tokens
+        after the first rejected one of a round have none
     max_new: tokens that may still be committed
     round: 0 for the first round of a request (adaptive rules start afresh there)
     eos_ids: tokens that end the output
-    device: where the draft's outputs are, and predictors that read states run
+    device: that of the draft's outputs, on which predictors that read states run
     draft_context: tokens that the draft model holds; None: any number
     """
 
@@ -159,26 +159,26 @@ class RoundContext:
 
     @property
     def max_copied(self) -> int:
-        """Longest path a draft may have: one of `max_new` places is kept for the residual or bonus
-        token."""
+        """Longest path a draft may have: one of the `max_new` tokens is left for the residual or
+        bonus token."""
         return self.max_new - 1
 
     @property
     def max_depth(self) -> int:
-        """Longest path that may be drawn from the draft model: it holds all of it. 0 where the
-        committed text alone fills its context."""
+        """Longest path that may be drawn from the draft model, whose context has to hold it; 0 if
+        the committed text alone fills that context."""
         if self.draft_context is None:
             return self.max_copied
         return max(0, min(self.max_copied, self.draft_context - len(self.committed)))
 
     @property
     def beyond_draft(self) -> bool:
-        """Whether the committed text fills the draft's context, so that nothing can be drawn."""
+        """Return whether the committed text fills the draft's context, so nothing can be drawn."""
         return self.draft_context is not None and self.draft_context <= len(self.committed)
 
 
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return [count] zeros: one number seen as many."""
+    """Return [count] zeros, a view that expands one number."""
     return torch.zeros(1, dtype=dtype, device=device).expand(count)
 
 

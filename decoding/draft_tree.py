@@ -1,5 +1,5 @@
-"""The draft of one round while it is drawn: the tree, a path down it as a stop rule sees it, and
-one drawn token as a predictor sees it."""
+"""The draft of one round while it is drawn: the tree, a path as stop rules see it, and a drawn
+token as predictors see it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = Warp()
 
 
 class DrawnToken:
-    """A drawn token and what the draft model says of it; nothing runs before it is asked."""
+    """A drawn token and the draft model's outputs for it, computed lazily."""
 
     def __init__(self, tree: DraftTree, row: int) -> None:
         self._tree, self._row = tree, row
@@ -41,7 +41,7 @@ class DrawnToken:
         return self._tree.hidden(self._row)
 
     def hidden_before(self) -> Tensor:
-        """Return those at the token before, [len(draft_layers), H]: never a forward."""
+        """Return the hidden states at the token before, [len(draft_layers), H]: never a forward."""
         return self._tree.hidden(self._tree.parent[self._row - 1])
 
     def path_q(self) -> list[float]:
@@ -83,20 +83,19 @@ class DraftStep:
 
     @property
     def forwards(self) -> int:
-        """Count those of the draft, so far this round."""
+        """Count the draft's forwards of this round so far."""
         return self._tree.forwards
 
     def q(self) -> Tensor:
-        """Return the distribution of the next draw, [V]: the draft after its warp."""
+        """Return the distribution of the next draw, [V]: the warped q."""
         return self._tree.q(self.row)
 
     def unwarped_q(self) -> Tensor:
-        """Return what the draft thinks of the next token at temperature 1, unfiltered, [V]
-        (`DraftTree.unwarped_q`)."""
+        """Return the unwarped q of the next token, [V] (`DraftTree.unwarped_q`)."""
         return self._tree.unwarped_q(self.row)
 
     def drawn_unwarped_q(self) -> float:
-        """Return `unwarped_q` of the last drawn token when it was drawn: never a forward."""
+        """Return the unwarped q of the last drawn token, noted with the draw: never a forward."""
         assert self.tokens, "no token drawn yet"
         return self._tree.drawn_unwarped(self.row)
 
@@ -113,8 +112,8 @@ class DraftStep:
         return self._tree.context.eos_ids
 
     def stopped_by(self, stop: StopRule | None) -> bool:
-        """Ask the rule, if there is one; its own time is counted apart from the forwards it
-        causes."""
+        """Return whether the rule, if there is one, stops here; its own time is counted apart from
+        the forwards it causes."""
         if stop is None:
             return False
         with self._tree.watch.stage("stop"):
@@ -131,18 +130,18 @@ class DraftStep:
 
 @dataclass(eq=False)
 class DraftTree:
-    """Tokens drawn so far and the draft model's view of them. Nothing that was drawn by chance is
-    ever taken out.
+    """The tokens drawn so far and the draft model's outputs for them. A token that was drawn at
+    random is never removed.
 
-    Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Whatever needs the
-    draft model at a row runs it there, once; `run` does several rows in one forward.
+    Row 0 is the last committed token, node i is row i + 1 in the order of `add`. Methods that need
+    the draft model at a row run it there, once; `run` does several rows in one forward.
 
-    lm, warp: the draft model, and how it is warped; layers: of it, whose hidden states are read
+    lm, warp: the draft model and its warp; layers: those whose hidden states are read
     context: facts verified before the round; stop: the rule that a structure may ask
-    siblings, sampler: how the children of a row are drawn, and its random numbers
+    siblings, sampler: how the children of a row are drawn, and the source of random numbers
     token, parent, drawn: of each node: its token, its parent's row, and its q under the
         distribution it was drawn from; depth: of each row
-    open: how many of the last nodes are open leaves; forwards: of the draft in this round"""
+    open: number of last nodes that are open leaves; forwards: those of the draft in this round"""
 
     lm: LM
     context: RoundContext
@@ -163,9 +162,9 @@ class DraftTree:
         self._hidden: dict[int, Tensor] = {}
         self._unwarped: dict[int, Tensor] = {}
         self._distributions: dict[int, Tensor] = {}
-        self._copied: dict[int, PointMass] = {}  # what follows rows whose child nobody drew
-        self._noted: dict[int, Sequence[float]] = {}  # q_stats of nodes, where a device sent them
-        self._candidates: dict[int, Iterator[Draw]] = {}  # not drawn yet, by row
+        self._copied: dict[int, PointMass] = {}  # q of rows whose child was not drawn
+        self._noted: dict[int, Sequence[float]] = {}  # q_stats of nodes that a device has sent
+        self._candidates: dict[int, Iterator[Draw]] = {}  # still to be drawn, by row
         self._cached: dict[int, int] = {}  # node -> row among those added to the draft's cache
         self._order: list[int] = [0]
 
@@ -175,7 +174,7 @@ class DraftTree:
         siblings: how the children of `row` are drawn, if not as the tree's are."""
         if row not in self._candidates:
             q, noting = self.q(row), None
-            if q.device.type != "cpu":  # no reference to the tree: a cycle would keep it alive
+            if q.device.type != "cpu":  # refers not to the tree: a cycle would keep it alive
                 noting = partial(q_stats_row, self.unwarped_q(row))
             self._candidates[row] = (siblings or self.siblings)(pool_of(q, noting), self.sampler)
         with self.watch.stage("sample"):
@@ -191,8 +190,8 @@ class DraftTree:
         return self._append(row, drawn.token, drawn.q)
 
     def copy(self, row: int, token: int) -> int:
-        """Keep `token`, which nobody drew, as the only child of `row`: a point mass, so its q is
-        one-hot."""
+        """Add `token`, which was not drawn, as the only child of `row`: a point mass, with one-hot
+        q."""
         self._copied[row] = PointMass(token, self.zero_q())
         return self._append(row, token, 1.0)
 
@@ -204,7 +203,7 @@ class DraftTree:
         return len(self.token)
 
     def may_grow(self, row: int) -> bool:
-        """Return whether `row` may have children: it is no EOS, and they are not too deep."""
+        """Return whether `row` may have children: it is no EOS, and they would not be too deep."""
         ended = row > 0 and self.token[row - 1] in self.context.eos_ids
         return not ended and self.depth[row] < self.context.max_depth
 
@@ -232,9 +231,9 @@ class DraftTree:
         self._note(new, output)
 
     def q(self, row: int) -> Tensor:
-        """Return the distribution that the children of `row` are drawn from, [V]: the draft after
-        its warp. Ask for it right before drawing: one row of a large vocabulary fits a core's
-        cache, a whole layer does not and takes more than twice the time."""
+        """Return the warped q, [V], from which the children of `row` are drawn. Ask for it right
+        before drawing: one row of a large vocabulary fits a core's cache, a whole layer does not
+        and takes more than twice the time."""
         if row in self._copied:
             return self._copied[row].to(self._copied[row].device)
         if row not in self._distributions:
@@ -249,14 +248,15 @@ class DraftTree:
         self._candidates.pop(row, None)
 
     def zero_q(self) -> Tensor:
-        """Return the distribution of a row without children, [V] zeros that nobody may write to."""
+        """Return the distribution of a row without children, [V] zeros, which must not be written
+        to."""
         like = next(iter(self._distributions.values()), None)
         dtype = torch.float32 if like is None else like.dtype
         return zeros(self.lm.vocab_size, dtype, self.lm.output_device)
 
     def unwarped_q(self, row: int) -> Tensor:
-        """Return what the draft thinks follows `row`, [V], at temperature 1, unfiltered. Equal to
-        `q` for the default warp. Confidence and entropy are read here: a greedy q is always
+        """Return the unwarped q of the token after `row`, [V] (temperature 1, unfiltered). Equal to
+        `q` for the default warp. Confidence and entropy are computed from it: a greedy q is always
         certain."""
         if self.warp == PLAIN:
             return self.q(row)
@@ -266,7 +266,7 @@ class DraftTree:
         return self._unwarped[row]
 
     def drawn_unwarped(self, row: int) -> float:
-        """Return `unwarped_q` of the node `row`, where it was drawn."""
+        """Return the unwarped q of the token of node `row`."""
         if row in self._noted:
             return self._noted[row][0]
         if self.warp == PLAIN:
@@ -322,8 +322,8 @@ class DraftTree:
         self.lm.crop(min(self.lm.length, length))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only `rows` (increasing, with all of their parents) of a tree of tokens that nobody
-        drew; the draft runs on none of them again."""
+        """Keep only `rows` (increasing, with all of their parents) of a tree of tokens that were
+        not drawn; the draft is not run on them again."""
         names = {old: new for new, old in enumerate([0, *rows])}
         self.parent = [names[self.parent[row - 1]] for row in rows]
         self.token = [self.token[row - 1] for row in rows]
@@ -335,9 +335,9 @@ class DraftTree:
             facts.update(kept)
 
     def reroot(self, path: Sequence[int], kept: Sequence[int], context: RoundContext) -> DraftTree:
-        """Return the tree that goes on from `path`, whose tokens end the committed text of
-        `context`, with the nodes `kept` below it as its rows 1, 2, ...: nothing the draft has
-        computed for them is computed again."""
+        """Return the tree that continues from `path`, whose tokens end the committed text of
+        `context`, with the nodes `kept` below it as its rows 1, 2, ...: the draft's outputs for
+        them are kept."""
         self.wind_back([*path, *kept], len(context.committed) + len(kept))
         tree = replace(self, context=context)
         for row, old in enumerate(kept):

@@ -1,5 +1,5 @@
-"""Every seam of decoding: what a model, a draft structure, a stop rule and a verifier offer an
-engine."""
+"""The interfaces of decoding: models, draft structures, stop rules and verifiers, as engines use
+them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ cost as much as some layers."""
 
 @dataclass(frozen=True)
 class LMOutput:
-    """logits: [m, V] of the rows asked for; hidden: [len(layers), k, H] of the layers and rows
-    asked for, None where no layer was."""
+    """The outputs of a call. logits: [m, V] of the rows asked for; hidden: [len(layers), k, H] of
+    the layers and rows asked for, None if no layer was."""
 
     logits: Tensor
     hidden: Tensor | None
@@ -36,9 +36,9 @@ class LMOutput:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a call returns. hidden: layers, indices into the n_layers + 1 hidden states (-1: what
-    the output layer reads); hidden_rows: the rows they are wanted for; logits: the rows that logits
-    are wanted for."""
+    """The outputs to return from a call. hidden: layers, indices into the n_layers + 1 hidden
+    states (-1: what the output layer reads); hidden_rows: rows to return them for; logits: rows to
+    return logits for."""
 
     hidden: Sequence[int] = ()
     hidden_rows: RowsWanted = "all"
@@ -61,11 +61,11 @@ class LM(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Time spent in `forwards`."""
+        """Seconds spent in `forwards`."""
 
     @property
     def length(self) -> int:
-        """Rows in the cache."""
+        """Number of rows in the cache."""
 
     def forward(
         self,
@@ -96,7 +96,7 @@ class LM(Protocol):
         """Empty the cache and zero the counters."""
 
     def embed(self, token: int) -> Tensor:
-        """Input embedding of one token, [H]."""
+        """Return the input embedding of one token, [H]."""
 
 
 class Pair(Protocol):
@@ -113,14 +113,13 @@ class Pair(Protocol):
 
 
 class StopRule(Protocol):
-    """Ends drafting; never withdraws a drawn token. One that derives from it says what differs from
-    the defaults here.
+    """Ends drafting; never withdraws a drawn token. A subclass overrides the defaults here.
 
     draft_layers, target_layers: layers of the two models whose hidden states the rule reads
         (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
     stops_never: whether it leaves the length of a draft to the structure
-    caution: what to know where it was not tuned, "" for nothing
-    predicted: what the rule computed this round, one number per decision, for the trace
+    caution: warning for use without tuning, "" for none
+    predicted: the numbers that the rule computed this round, one per decision, for the trace
     """
 
     predicted: list[float]
@@ -134,23 +133,23 @@ class StopRule(Protocol):
 
     @abstractmethod
     def should_stop(self, step: DraftStep) -> bool:
-        """Asked before each draw, the first included."""
+        """Return whether to stop; asked before each draw, the first included."""
 
     def end_round(self, verdict: Verdict) -> None:
         return
 
 
 class DraftStructure(Protocol):
-    """Decides which candidates are drawn, and adds them to the round's tree. One that derives from
-    it says what differs from the defaults here.
+    """Decides which candidates are drawn, and adds them to the round's tree. A subclass overrides
+    the defaults here.
 
-    shape: what it builds; a verifier says which shapes it is exact for
+    shape: the shape it builds; a verifier says which shapes it is exact for
     sibling_samplers: the distributions it may draw siblings with; None for any
     max_siblings: most children one node can get; None for any number
     asks_stop: whether it asks the stop rule; one that does not takes stop=never
     uses_draft: whether it runs the draft model
-    draft_layers, target_layers: of the two models, whose hidden states it reads; only one that asks
-        no stop rule may
+    draft_layers, target_layers: layers of the two models whose hidden states it reads; () if it
+        asks a stop rule
     """
 
     shape: Shape
@@ -170,24 +169,25 @@ class DraftStructure(Protocol):
 
 @runtime_checkable
 class ConfidenceRule(StopRule, Protocol):
-    """A rule on the draft's own confidence, which says what of a branch is worth keeping.
+    """A rule on the draft's own confidence, which also decides how much of a branch to keep.
 
-    keeps_unsure: whether it stops after the token it found unsure, which is then in the draft
+    keeps_unsure: whether it stops after the unsure token, which is then in the draft
     """
 
     keeps_unsure: bool
 
     def before_drawing(self) -> StopRule:
-        """The same rule, decided before a token is drawn."""
+        """Return the same rule, decided before a token is drawn."""
 
 
 @runtime_checkable
 class Classes(Protocol):
-    """How far to draft, from verified facts alone, and the confidence rule that class "some" asks.
+    """Decides from verified facts alone how far to draft, and holds the confidence rule of class
+    "some".
 
-    target_layers: of the target, whose hidden states `classify` reads
-    trained_gamma: the draft length that a learned class is about; None where nothing was learned
-    trained_age: rounds between what a learned class was trained to read and what it is about"""
+    target_layers: layers of the target whose hidden states `classify` reads
+    trained_gamma: the draft length for which classes were learned; None if they are not learned
+    trained_age: in training, rounds between the states read and the round predicted"""
 
     @property
     def trained_gamma(self) -> int | None: ...
@@ -202,19 +202,18 @@ class Classes(Protocol):
     def confidence(self) -> ConfidenceRule: ...
 
     def classify(self, context: RoundContext) -> int:
-        """0 none, 1 until the confidence rule stops, 2 all: what is drafted after
-        `context.committed`."""
+        """Return how much to draft after `context.committed`: 0 nothing, 1 until the confidence
+        rule stops, 2 all."""
 
 
 # Verifying ----------------------------------------------------------------------------------------
 
 
 class Verifier(Protocol):
-    """A verification rule. `lossless` is what its author claims; the contract tests hold it to
-    that.
+    """A verification rule. `lossless` is its author's claim, which the contract tests check.
 
     siblings: the distribution the candidates of one position must be drawn from
-    shapes: of drafts it is exact for
+    shapes: shapes of drafts that it is exact for
     max_siblings: most candidates it takes at one position; None for any number
     """
 
@@ -224,8 +223,8 @@ class Verifier(Protocol):
     max_siblings: int | None
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        """p: [closed + 1, V], target distribution after each row the target was run on (all but
-        open leaves)."""
+        """Return the distribution of the round's outcome. p: [closed + 1, V], target distribution
+        after each row the target was run on (all but open leaves)."""
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
         """Draw one verdict from `distribution(draft, p)`, reading only the rows it needs."""
@@ -233,21 +232,22 @@ class Verifier(Protocol):
 
 @runtime_checkable
 class PathVerifier(Verifier, Protocol):
-    """One that also verifies part of a chain: what an overlapped engine asks about its pending
+    """A verifier that also verifies part of a chain, as overlapped engines need for pending
     tokens."""
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Return of one path the tokens accepted, and the distribution [V] of what follows (None
-        after an open leaf)."""
+        """Return how many tokens of a path are accepted, and the distribution [V] of the token that
+        follows (None after an open leaf)."""
 
 
 @runtime_checkable
 class CandidateVerifier(Verifier, Protocol):
-    """One that also chooses among the candidates of one position: what an overlapped engine asks
-    about its branches."""
+    """A verifier that also chooses among the candidates of one position, as overlapped engines need
+    for branches."""
 
     def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
-        """p, q: [V], target and draft distribution there; tokens: the candidates in draw order."""
+        """Return the trials of one position. p, q: [V], target and draft distribution there;
+        tokens: the candidates in draw order."""
 
 
 class BranchingStructure(DraftStructure, Protocol):

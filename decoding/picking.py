@@ -1,4 +1,4 @@
-"""Which token of a distribution a uniform number stands for, and which token is the largest."""
+"""Inverse sampling of tokens from uniform numbers, and the arg max of large vocabularies."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def largest(values: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor, fill: float) -> Tensor:
-    """Return [..., V] as [..., n, BLOCK], filled up behind the end."""
+    """Return [..., V] as [..., n, BLOCK], padded at the end."""
     missing = -rows.shape[-1] % BLOCK
     return (pad(rows, (0, missing), value=fill) if missing else rows).unflatten(-1, (-1, BLOCK))
 
@@ -60,8 +60,8 @@ def _block(parts: Tensor, index: Tensor) -> Tensor:
 
 
 class Draw(NamedTuple):
-    """A drawn token. q: its probability in the distribution that it was drawn from; noted: the
-    numbers that a device sent with it (`pool_of`)."""
+    """A drawn token. q: its probability in the distribution it was drawn from; noted: numbers that
+    a device sent with it (`pool_of`)."""
 
     token: int
     q: float
@@ -77,13 +77,13 @@ def refuse_unless_finite(number: float) -> None:
 
 
 class HostPool:
-    """A distribution to draw several tokens from, and to take tokens out of: [V], which need not
-    sum to exactly one. It is not copied and must not change while the pool lives. On the CPU.
+    """A distribution [V] on the CPU from which several tokens are drawn and removed. It need not
+    sum to exactly one, is not copied and must not change while the pool lives.
 
-    The inverse of the cumulative sum as in `pick`, searched in two steps: sums of blocks are kept,
-    so that a draw looks at one block instead of the vocabulary, and taking a token out changes one
-    sum. Between two forwards nothing is in a core's cache, so it counts what code runs: a few
-    hundred numbers are added up in Python sooner than a library for arrays is woken."""
+    Inverts the cumulative sum as `pick` does, in two steps: sums of blocks are kept, so that a draw
+    reads one block instead of the vocabulary, and removing a token changes one sum. Between two
+    forwards a core's cache is cold: adding up a few hundred numbers in Python is then faster than
+    calling numpy or torch."""
 
     def __init__(self, probs: Tensor) -> None:
         self._probs = probs
@@ -103,7 +103,7 @@ class HostPool:
         return Draw(block * BLOCK + index, masses[index])
 
     def take(self, token: int) -> None:
-        """Take a token that was drawn out of the pool for good."""
+        """Remove a drawn token from the pool."""
         block, index = divmod(token, BLOCK)
         masses = self._block(block)
         masses[index] = 0.0
@@ -130,15 +130,15 @@ class HostPool:
         return left
 
     def _block(self, block: int) -> list[float]:
-        """Return its tokens' masses, without those taken out."""
+        """Return the masses of the block's tokens, 0 for removed ones."""
         if block not in self._masses:
             self._masses[block] = self._probs[block * BLOCK : (block + 1) * BLOCK].tolist()
         return self._masses[block]
 
 
 def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
-    """Which of `masses`, laid end to end, the `point` >= 0 falls into, never one of 0, and how far.
-    Rounding may have put the point behind the last one: that is the last one's end."""
+    """Return which of `masses`, laid end to end, the `point` >= 0 falls into (never one of 0), and
+    how far into it. A point that rounding has put behind the last one is that one's end."""
     for index, mass in enumerate(masses):
         if point < mass:
             return index, point
@@ -149,19 +149,19 @@ def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
 
 
 class DevicePool:
-    """`HostPool` on a GPU, where a wait costs more than the vocabulary: a draw looks at all of it
-    and sends a few numbers to the host, once."""
+    """A `HostPool` on a GPU, where a wait costs more than a pass over the vocabulary: a draw reads
+    all of it and sends a few numbers to the host, once."""
 
     def __init__(self, probs: Tensor, noting: Callable[[Tensor], Tensor] | None = None) -> None:
         self._left, self._copied, self._noting = probs, False, noting
         self._top: Tensor | None = None  # index and probability of the peak, if it is to be sent
         self._peak: Draw | None = None
-        self._tokens: float | None = None  # that have a probability
+        self._tokens: float | None = None  # number of tokens with a probability above 0
 
     def pick(self, uniform: float) -> Draw:
-        """See `HostPool`, which draws where a sum made in parts, as a GPU makes it, rose or fell
-        at a token of probability 0. Raises UserError where the distribution is none: the host
-        learns of it here."""
+        """Return the token that `uniform` in [0, 1) stands for. The GPU's cumulative sum, made in
+        parts, may change at a token of probability 0; then `HostPool` picks. Raises UserError if
+        the distribution is not finite, which the host learns here."""
         cumulative = self._left.cumsum(-1, dtype=torch.float64)
         mass = cumulative[-1:]
         point = (mass * (uniform * BELOW_ONE)).minimum(mass.nextafter(mass.new_zeros(())))
@@ -189,7 +189,7 @@ class DevicePool:
 
     @property
     def empty(self) -> bool:
-        """Before the first draw a distribution has at least one token, which nobody asks for."""
+        """Return whether no token is left; before the first draw there is at least one."""
         return self._tokens is not None and self._tokens <= 0
 
     def sends_peak(self) -> Self:
@@ -208,8 +208,8 @@ Pool = HostPool | DevicePool
 
 
 def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = None) -> Pool:
-    """Return a pool of `probs` [V] where they are. noting: numbers [k] about a drawn token [1] that
-    a device sends along with it, which spares the host a wait."""
+    """Return a pool of `probs` [V] on their device. noting: gives numbers [k] about a drawn token
+    [1], which a device sends along with it to save the host a wait."""
     if not isinstance(probs, Tensor):
         return probs
     return HostPool(probs) if probs.device.type == "cpu" else DevicePool(probs, noting)

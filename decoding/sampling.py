@@ -1,4 +1,4 @@
-"""The only logit warp, the only random draws, and how siblings of one draft position are drawn."""
+"""The logit warp, random draws, and the samplers of siblings at one draft position."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ SENT = 16  # candidates that come from a GPU at once
 
 @dataclass(frozen=True)
 class Warp:
-    """From logits to the distribution that is sampled: temperature, then top-k, then top-p, each
-    off at its default.
+    """The map from logits to the distribution that is sampled: temperature, then top-k, then top-p,
+    each off at its default.
 
     temperature 0 is greedy decoding: all mass on the largest logit (lowest token id on ties).
     Tokens tied with the last one that top-k or top-p keeps are kept too, so the distribution never
@@ -90,16 +90,16 @@ def _one_hot(logits: Tensor) -> Tensor:
 
 
 def _refuse_unless_finite(numbers: Tensor) -> None:
-    """Refuse on the CPU; on a GPU the draw does, so that nobody waits for this alone."""
+    """Raise UserError on the CPU; on a GPU the draw does, which saves a wait."""
     if numbers.device.type == "cpu":
         refuse_unless_finite((numbers.sum() if numbers.dim() else numbers).item())
 
 
 class Sampler:
-    """All randomness of one request: one generator stream and two verbs. Tests enumerate by
-    overriding them.
+    """All randomness of one request: one stream of random numbers, and the methods `draw` and
+    `accept`. Tests enumerate outcomes by overriding them.
 
-    Its numbers are taken from `generator` a few ahead, in the order in which single ones would be.
+    Numbers are taken from `generator` in advance, in the order of single calls.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -111,8 +111,7 @@ class Sampler:
         return cls(torch.Generator().manual_seed(seed))
 
     def fork(self) -> "Sampler":
-        """Return a stream of its own, for a part whose draws must not depend on when the other
-        parts draw."""
+        """Return a new stream, for draws that must not depend on the timing of other draws."""
         return Sampler.seeded(int(torch.randint(1 << 62, (), generator=self.generator)))
 
     def draw(self, distribution: Tensor | Pool) -> Draw:
@@ -179,8 +178,8 @@ SETTLED_FIRST = (hub_pair,)
 
 
 def top_tokens(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
-    """Yield the tokens of q from the most probable down (lowest id on ties), nothing drawn: verify
-    them as point masses. Raises UserError where q is NaN."""
+    """Yield the tokens of q from the most probable down (lowest id on ties). They are not drawn:
+    verify them as point masses. Raises UserError if q is NaN."""
     left = pool_of(q).distribution()
     if left.device.type == "cpu":
         while bool(left.any()):

@@ -1,4 +1,4 @@
-"""What can be said of a pair of models."""
+"""Settings of a pair of models."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
@@ -29,8 +29,8 @@ OPTIONS_HELP = (
 
 
 class ModelSettings(NamedTuple):
-    """How one model of a pair is loaded. side: target or draft; device: or what each part of the
-    model lies on; options: more for `from_pretrained`."""
+    """Settings for loading one model of a pair. side: target or draft; device: one device, or one
+    for each part of the model; options: further arguments of `from_pretrained`."""
 
     side: str
     source: str

@@ -1,4 +1,4 @@
-"""What a decode did and how long each part took, round by round; enough to replay it under another
+"""Traces of decodes: the events and seconds of each round, enough to replay it under another
 policy."""
 
 from collections.abc import Callable, Iterable
@@ -69,11 +69,11 @@ class Span(NamedTuple):
 
 @dataclass
 class StageTrace:
-    """How draft and target shared a round. Draft steps are steps in time: branches side by side
-    count once.
+    """The work of draft and target in a round of an overlapped engine. Draft steps are steps in
+    time: branches side by side count once.
 
-    stage: what the pending tokens came from. "draft": a draft stage, with the target idle;
-        "branch": the branch that was accepted last; "pre_verify": nothing, there were none
+    stage: origin of the pending tokens. "draft": a draft stage, with the target idle; "branch":
+        the branch that was accepted last; "pre_verify": there were none
     outcome: the class that decided how many tokens were pending; None where none was asked
     pending: the first of the round's draft tokens, the others are candidates
     draft_steps: drawn in this round. Each is accepted, rolled back or wasted, in this round or the
@@ -84,8 +84,8 @@ class StageTrace:
     rollback: lost to a rejection
     waste: drawn after the first token of an accepted branch, and not pending next: dropped by
         posterior selection, drawn for other branches alone, or after the end of the output
-    spans: who ran what and when. The target ran on the last committed token and the pending ones,
-        the draft on the branches and, in a draft stage before, on the pending tokens
+    spans: the jobs of both models in time. The target ran on the last committed token and the
+        pending ones, the draft on the branches and, in a draft stage before, on the pending tokens
     """
 
     stage: Literal["draft", "branch", "pre_verify"]
@@ -150,7 +150,7 @@ class RoundTrace:
 
     @property
     def rejected(self) -> bool:
-        """Whether a draft token was rejected at the end of the accepted path."""
+        """Return whether a draft token was rejected at the end of the accepted path."""
         return len(self.tokens) > self.accepted and self.row in self.draft_parents
 
 
@@ -196,7 +196,7 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> None:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Read them. Raises UserError naming file and line when a line is not a trace."""
+    """Read traces. Raises UserError naming file and line if a line is not a trace."""
     form, traces = TypeAdapter(Trace), list[Trace]()
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

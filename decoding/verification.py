@@ -1,5 +1,5 @@
-"""Draft tokens put to the test, the distributions around them, and what a verification rule says of
-them: where the accepted path ends, and the distribution of the token that follows it."""
+"""Verification of draft tokens: their distributions, and the outcome that a rule gives them, i.e.
+the end of the accepted path and the distribution of the token after it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ class WarpedRows:
     """Target distributions [V] after each row of a draft, warped when they are first read: a walk
     down a tree reads few.
 
-    Logits that are no numbers are noticed there, so in rows that nothing depends on they are not.
+    Logits that are not finite raise only when their row is read.
     """
 
     def __init__(self, logits: Tensor, warp: Warp) -> None:
@@ -58,8 +58,8 @@ class WarpedRows:
         return self._distributions[row]
 
     def drawn(self, parents: Sequence[int], tokens: Sequence[int]) -> list[float | None]:
-        """Return p of each token after its parent's row; None where that row was not read: nothing
-        is warped for the record alone."""
+        """Return p of each token after its parent's row; None if that row was not read: rows are
+        not warped for the record alone."""
         p = [self._noted.get(pair) for pair in zip(parents, tokens, strict=True)]
         missing = [
             node
@@ -88,8 +88,7 @@ Rows = Tensor | WarpedRows
 
 @dataclass(frozen=True)
 class DraftPath:
-    """A path down a draft. Its rows are read in place: nothing of [V] is copied until a rule asks
-    for it.
+    """A path down a draft. Its rows are read in place; no [V] is copied until a rule asks for it.
 
     rows:  [g + 1] the row the path starts from, then the row of each of its g tokens
     first: [V], the target distribution the first token is tested against: p[rows[0]], or what
@@ -114,8 +113,8 @@ class DraftPath:
         return self.p[self.rows[t]] if t else self.first
 
     def after(self) -> Tensor | None:
-        """Return what follows once all tokens are accepted, [V]; None when the last one is an open
-        leaf."""
+        """Return the distribution after the whole path is accepted, [V]; None if its last token is
+        an open leaf."""
         return None if self.rows[-1] > self.draft.closed else self.target(len(self))
 
     def q(self, t: int) -> Tensor:
@@ -123,8 +122,8 @@ class DraftPath:
         return self.draft.q[self.rows[t]]
 
     def drawn(self) -> Iterator[tuple[float, float]]:
-        """Yield p and q of each token: on the host one after another, so that no row is warped that
-        is not asked for; from a device all at once."""
+        """Yield p and q of each token: on the host one by one, so that only rows that are read are
+        warped; from a device all at once."""
         if self.first.device.type != "cpu":
             yield from self.drawn_with([])[0]
             return
@@ -151,7 +150,7 @@ class DraftPath:
 
 
 class ChainVerifier(ABC):
-    """A rule for one path, which is then one for a chain, and for pending tokens."""
+    """A rule for one path, and so for a chain and for pending tokens."""
 
     lossless = True
     siblings: SiblingSampler = staticmethod(iid)
@@ -160,12 +159,12 @@ class ChainVerifier(ABC):
 
     @abstractmethod
     def on_path(self, path: DraftPath) -> VerdictDistribution:
-        """Return where on the path it ends: rows of the distribution count the path's tokens."""
+        """Return the distribution of the path's end: row t stands for t accepted tokens."""
 
     @abstractmethod
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """Draw from `on_path`, reading only what it needs: return the tokens accepted, and the
-        distribution [V] of what follows (None after an open leaf)."""
+        """Draw from `on_path`, reading only what is needed: return the number of tokens accepted,
+        and the distribution [V] of the token that follows (None after an open leaf)."""
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
         return self.on_path(DraftPath.whole(draft, p))
@@ -175,7 +174,7 @@ class ChainVerifier(ABC):
 
 
 def sample_verdict(draft: Draft, distribution: VerdictDistribution, sampler: Sampler) -> Verdict:
-    """Verify the plain way: draw the end of the path, then the token after it."""
+    """Draw a verdict from its distribution: first the end of the path, then the token after it."""
     row = sampler.draw(distribution.end_prob).token
     return verdict_at(draft, row, distribution.residual(row), sampler)
 
@@ -187,8 +186,8 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
 
 
 def residual_distribution(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """Return norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. No mass
-    left means the row is never reached: p itself stands in."""
+    """Return norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. Where no
+    mass is left, the row is never reached, and p is returned."""
     if isinstance(scale, Tensor):
         short = torch.addcmul(q, p, scale.to(p)[:, None], value=-1).clamp_(max=0)
     else:  # fused: p * scale alone may be subnormal, which is slow
@@ -196,5 +195,5 @@ def residual_distribution(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> 
     if p.device.type == "cpu" and p.dim() == 1 and not isinstance(scale, Tensor):
         mass = -short.sum().item()  # all of one sign, so nothing cancels
         return short.div_(-mass) if mass > 0 else p
-    total = -short.sum(-1, keepdim=True)  # nobody waits for it
+    total = -short.sum(-1, keepdim=True)  # stays on the device
     return torch.where(total > 0, short.div_(-total), p)

@@ -1,9 +1,8 @@
-"""The draft's side of SpecBranch (2506.01979): tokens that wait for the target, and the branches
-beyond them.
+"""The draft's side of SpecBranch (2506.01979): pending tokens, and the branches after them.
 
-Every decision rests on verified tokens, on distributions before anything is drawn from them, or on
-a drawn token that is kept. The paper's own version redraws what it has looked at and is biased for
-a sampled target."""
+Every decision depends on verified tokens, on distributions before anything is drawn from them, or
+on a drawn token that is kept. The paper's own version redraws tokens after looking at them, which
+is biased for a sampled target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Always:
-    """One class whatever the context is: SpecBranch without its predictor."""
+    """The same class for every context: SpecBranch without its predictor."""
 
     outcome: int
     confidence: ConfidenceRule
@@ -46,9 +45,9 @@ class Always:
 
 
 def classes_of(stop: "StopRule | Classes", gamma: int, a_priori: bool) -> Classes:
-    """How far `stop` says to draft. gamma: length of a draft, which a predictor of classes was
-    trained for; a_priori: branches are asked about a round before they begin, for which it may be
-    trained."""
+    """Return `stop` as `Classes`. Raises UserError if it does not fit. gamma: length of a draft,
+    for which a predictor of classes must be trained; a_priori: classes of branches are predicted
+    one round before they begin, for which it may be trained."""
     if not isinstance(stop, Classes):
         raise UserError(
             f"stop, engine: {type(stop).__name__} does not say how far to draft from verified"
@@ -74,9 +73,9 @@ def tokens_after_candidate(gamma: int, predicted: bool, a_priori: bool) -> int:
     """Return the most tokens of a branch after its candidate. predicted: classes are those of a
     predictor.
 
-    A predictor is asked once the candidate of the accepted branch is committed, about the next
-    `gamma` tokens, as it was trained: that many are drawn. Elsewhere gamma counts the draft's
-    steps, of which the candidate is one."""
+    A predictor is asked when the candidate of the accepted branch is committed, about the next
+    `gamma` tokens, as it was trained: so gamma tokens are drawn after the candidate. Otherwise
+    gamma counts the draft's steps, including the candidate."""
     return gamma if predicted and not a_priori else gamma - 1
 
 
@@ -86,12 +85,12 @@ class Pending:
     them.
 
     q: the distribution of each row was drawn from, [V] each
-    unsure: row length + 1 exists as well: a token found unsure after it was drawn, hence candidate
-        1 of the branch point, to be tested as the chain it was drawn in
+    unsure: row length + 1 exists too: a token on which the confidence rule stopped after it was
+        drawn, hence candidate 1 of the branch point, to be tested as part of the chain
     ended: the last pending token ends the output, so nothing branches off
-    outcome: the class that decided the length, None where none was asked; continued: they are what
-    was kept of a branch
-    steps: drawn in the draft stage, the unsure one included
+    outcome: the class that decided the length, None if none was asked; continued: the tokens were
+    kept from a branch
+    steps: tokens drawn in the draft stage, the unsure one included
     """
 
     tree: DraftTree
@@ -109,12 +108,11 @@ class Pending:
 
     @property
     def stage(self) -> Literal["draft", "branch", "pre_verify"]:
-        """Return what they came from."""
+        """Return the stage in which they were drawn."""
         return "branch" if self.continued else "pre_verify" if self.outcome is None else "draft"
 
     def chain(self) -> Draft:
-        """Return what the chain rule tests: the pending tokens, and the unsure one as an open
-        leaf."""
+        """Return the chain to verify: the pending tokens, and the unsure one as an open leaf."""
         tree, count = self.tree, len(self.q)
         q, open_leaves = [*self.q, tree.zero_q()], int(self.unsure)
         parents = list(range(count))
@@ -123,15 +121,15 @@ class Pending:
 
 @dataclass(frozen=True)
 class Branches:
-    """paths: rows of each candidate and its continuation, the unsure token's first; distribution:
-    [V], what the other candidates were drawn from."""
+    """The branches of a round. paths: rows of each candidate and its continuation, that of the
+    unsure token first; distribution: [V], from which the other candidates were drawn."""
 
     paths: list[list[int]]
     distribution: Tensor
 
     @property
     def depth(self) -> int:
-        """Count draft steps, one after another: copies side by side count once."""
+        """Count the sequential draft steps: branches side by side count once."""
         return max(map(len, self.paths), default=0)
 
 
@@ -157,8 +155,8 @@ class Drafter:
         self.watch = Stopwatch()
 
     def start(self, context: RoundContext, outcome: int | None) -> Pending:
-        """The draft stage. Class 0 draws nothing (nor does no class), 1 until the confidence rule
-        stops, 2 `gamma` tokens."""
+        """Run the draft stage. Class 0 or None draws nothing, 1 draws until the confidence rule
+        stops, 2 draws `gamma` tokens."""
         tree = DraftTree(self.lm, context, self.warp, self.watch, sampler=self.sampler)
         step, stop = DraftStep(tree), self.confidence if outcome == SOME else None
         limit = 0 if outcome in (NONE, None) else min(self.gamma, context.max_depth)
@@ -172,9 +170,9 @@ class Drafter:
     def branch(
         self, pending: Pending, context: RoundContext, outcome: int, continuation: int
     ) -> Branches:
-        """The branch stage: candidates for the position after the pending tokens, continued
-        together by at most `continuation` tokens, one forward for all of them per depth. Class 0
-        continues none, 1 each until no token is likely, 2 all of them to the end."""
+        """Run the branch stage: draw candidates for the position after the pending tokens, and
+        continue them together by at most `continuation` tokens, one forward per depth. Class 0
+        continues none, 1 each until no token is likely, 2 all to the end."""
         tree, tip = pending.tree, pending.length
         if not tree.may_grow(tip):
             return Branches([], torch.zeros(0))
@@ -196,8 +194,9 @@ class Drafter:
     def keep(
         self, pending: Pending, path: Sequence[int], context: RoundContext, outcome: int
     ) -> Pending:
-        """Branch `path` was accepted and its candidate committed; class 0 keeps nothing of the
-        continuation, 1 what comes before the first position where no token is likely, 2 all."""
+        """Return the pending tokens after branch `path` was accepted and its candidate committed:
+        class 0 keeps nothing of its continuation, 1 the tokens before the first position where no
+        token is likely, 2 all."""
         kept = list(path[1:]) if outcome == ALL else []
         if outcome == SOME:
             self.cut.begin_round(context)
@@ -220,25 +219,25 @@ class Drafter:
         return kept
 
     def _candidates(self, tree: DraftTree, tip: int, unsure: bool) -> tuple[list[int], Tensor]:
-        """Return rows of the candidates after `tip`, and the distribution that they were drawn from
-        by the branch rule's sibling distribution. An unsure token comes first; the others are then
-        drawn from the distribution without it.
+        """Return the rows of the candidates after `tip`, and the distribution from which the branch
+        rule's sibling sampler drew them. An unsure token comes first; the others are then drawn
+        from the distribution without it.
 
-        Point masses are the draft's most probable tokens before its warp, since a greedy
-        distribution has but one."""
+        Point masses are the most probable tokens of the unwarped q, since a greedy distribution has
+        only one."""
         unwarped_q = self.rule.siblings is top_tokens
         distribution = tree.unwarped_q(tip) if unwarped_q else tree.q(tip)
         rows = list[int]()
         if unsure:
             rows, distribution = [tip + 1], distribution.clone()
-            distribution[tree.token[tip]] = 0  # zeros where nothing is left
+            distribution[tree.token[tip]] = 0  # all zeros if nothing is left
             mass = distribution.sum(dtype=torch.float64).item()
             distribution = distribution.div_(mass) if mass > 0 else distribution
         tree.set_q(tip, distribution)
         if not bool(distribution.any()):
             return rows, distribution
         rows = rows or _drawn(tree.draw(tip, self.rule.siblings))
-        width = self.k_max  # what a rule for pairs takes
+        width = self.k_max  # a rule for pairs takes two
         if self.rule.max_siblings is None:
             width = max(1, int(self.k_max * (1 - tree.drawn_unwarped(rows[0]))))
         while len(rows) < width and (row := tree.draw(tip, self.rule.siblings)) is not None:

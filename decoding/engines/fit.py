@@ -1,5 +1,4 @@
-"""Which structures, stop rules and verifiers go together: a misfit is refused when the engine is
-built."""
+"""Checks that structure, stop rule and verifier go together, made when the engine is built."""
 
 from typing import cast
 
@@ -17,8 +16,8 @@ from runtime.errors import UserError
 
 
 def check_fit(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
-    """Raises UserError naming both config keys when the verifier is not exact for what the
-    structure draws."""
+    """Raise UserError naming both config keys if the verifier is not exact for the drafts of the
+    structure."""
     builds, rule = type(structure).__name__, type(verifier).__name__
     if structure.shape not in verifier.shapes:
         raise UserError(
@@ -68,19 +67,19 @@ def check_overlap_fit(
             " verifier@engine.branch_verifier=rrsw, rrs or point_mass, or spechub with"
             " structure.candidates=2"
         )
-    found = cast(BranchingStructure, structure)
+    branching = cast(BranchingStructure, structure)
     limit = branch_verifier.max_siblings
-    if limit is not None and found.candidates > limit:
+    if limit is not None and branching.candidates > limit:
         raise UserError(
-            f"structure, engine.branch_verifier: {builds} spawns up to {found.candidates}"
+            f"structure, engine.branch_verifier: {builds} spawns up to {branching.candidates}"
             f" branches, {branches} takes {limit}. Set structure.candidates={limit}, or"
             " verifier@engine.branch_verifier to another one"
         )
-    return found, verifier, branch_verifier
+    return branching, verifier, branch_verifier
 
 
 def check_runs_beside(draft: LM, branches: int) -> None:
-    """Raises UserError for a draft that cannot run while its target does, or only one branch."""
+    """Raise UserError for a draft that cannot run beside its target, or only with one branch."""
     if branches > 1:
         key = "structure.candidates, pair.draft"
         refuse_recurrent(key, draft, f"{branches} branches. Set structure.candidates=1")

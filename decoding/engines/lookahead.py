@@ -1,5 +1,5 @@
-"""Lookahead decoding: the target drafts for itself, with n-grams it has guessed in the same calls
-that verify them."""
+"""Lookahead decoding: the target drafts for itself, with n-grams from guesses made in the same
+calls that verify them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,8 +114,8 @@ class LookaheadEngine(Engine):
 
 
 class NgramPool:
-    """What may follow a token: at most `limit` continuations of each, the one added longest ago
-    goes first."""
+    """A pool of n-grams: at most `limit` continuations of each token; the oldest is dropped
+    first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -123,7 +123,7 @@ class NgramPool:
         self._following: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngrams: Iterable[Sequence[int]]) -> None:
-        """Each n-gram is its key and what follows it. A known one becomes the latest again."""
+        """Add n-grams, each a key and its continuation. A known one becomes the latest again."""
         for key, *rest in ngrams:
             pooled = self._following.setdefault(key, {})
             pooled.pop(tuple(rest), None)
@@ -132,7 +132,7 @@ class NgramPool:
                 del pooled[next(iter(pooled))]
 
     def after(self, key: int) -> list[tuple[int, ...]]:
-        """The continuations of `key`, latest first."""
+        """Return the continuations of `key`, latest first."""
         return list(self._following.get(key, ()))[::-1]
 
 
@@ -158,7 +158,7 @@ class Window:
 
     @property
     def depth(self) -> int:
-        """Positions from the last committed token to the farthest guess."""
+        """Number of positions from the last committed token to the farthest guess."""
         return len(self.rows[0]) + len(self.rows) - 1
 
     def tree(self, start: int) -> tuple[list[int], list[int], list[int]]:

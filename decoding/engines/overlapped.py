@@ -109,8 +109,8 @@ class OverlappedEngine(Engine):
 
 @dataclass(frozen=True)
 class _Outcome:
-    """accepted: pending tokens accepted; branch: the accepted one; token: drawn where neither goes
-    on; ended: the response ends before any of them that is not here."""
+    """The outcome of a round. accepted: pending tokens accepted; branch: the accepted one; token:
+    the one drawn after a rejection; ended: the response ends with the tokens kept here."""
 
     accepted: int
     branch: int | None
@@ -118,7 +118,7 @@ class _Outcome:
     ended: bool = False
 
     def kept(self, tokens: int) -> "_Outcome":
-        """Return the same with the first `tokens` committed tokens alone."""
+        """Return the outcome cut to the first `tokens` committed tokens."""
         emitted = self.accepted + ((self.branch, self.token) != (None, None))
         return self if tokens == emitted else _Outcome(tokens, None, None, ended=True)
 
@@ -154,7 +154,7 @@ class _Session:
         workers.spans()
 
     def decode_round(self) -> RoundTrace:
-        """One target call, after a draft stage where nothing is pending."""
+        """Run one target call, after a draft stage if nothing is pending."""
         engine, request = self.engine, self.request
         forwards, alone = self.draft.forwards, 0
         context, pending = self._context(), self.pending
@@ -223,9 +223,9 @@ class _Session:
     def _settle(
         self, pending: Pending, branches: Branches, outcome: _Outcome, goes_on: int
     ) -> Pending | None:
-        """Roll both caches back after a rejection; after an accepted branch the draft keeps what
-        posterior selection retains of it, and the target's cache is as it should be. Returns what
-        is pending next, None after a rejection."""
+        """Roll both caches back after a rejection; after an accepted branch, keep in the draft's
+        cache what posterior selection retains of it (the target's cache is right already). Returns
+        the next pending tokens, None after a rejection."""
         committed = len(self.request.committed)
         self.target.crop(min(self.target.length, committed - 1))
         submit = self.workers.draft.submit
@@ -253,7 +253,8 @@ class _Session:
         tokens: list[int],
         alone: int,
     ) -> RoundTrace:
-        """Put to the test were the pending tokens, then the first token of each branch."""
+        """Return the trace of the round, which verified the pending tokens, then the first token of
+        each branch."""
         tree, spans = pending.tree, self.workers.spans()
         rollback, waste = pending.length - outcome.accepted + branches.depth, 0
         if outcome.branch is not None:
@@ -292,8 +293,8 @@ class _Session:
         )
 
     def _seconds(self, spans: Sequence[Span]) -> dict[Stage, float]:
-        """Return the seconds of the engine's own stages, the draft's and the target's; `other` is
-        what is left while they run in turn."""
+        """Return the seconds of the engine's stages, the draft's and the target's; `other` is the
+        rest, where the models run in turn."""
         engine, models = self.watch.lap(), self.drafter.watch.lap()
         models["target"] = sum(span.end - span.start for span in spans if span.worker == "target")
         models["other"] = 0.0

@@ -1,9 +1,9 @@
 """A target that is split over two devices, and a draft that runs on whichever of them is idle
 (SpecBranch, 2506.01979, appendix G.1).
 
-The devices are a CPU's cores, so what is measured is the schedule: no network is on a device while
-another is, and a hand-over between the halves takes the time that is given. The draft moves for
-nothing, since both cores read one memory. Tokens are those of any other schedule."""
+The devices are a CPU's cores, so only the schedule is measured: a device runs one network at a
+time, and a hand-over between the halves takes a given time. Moving the draft costs nothing, since
+both cores share one memory. The tokens do not depend on the schedule."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ KEY = "engine.pipeline"
 
 
 class TwoDevices:
-    """Who runs where. One target and one draft ask, each from one thread."""
+    """Assigns devices to one target and one draft, each called from one thread."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -36,7 +36,7 @@ class TwoDevices:
             self._wanted, self._busy[device] = None, True
 
     def take_idle(self) -> int:
-        """Wait for a device that nobody runs on or waits for, and run the draft on it."""
+        """Wait for a device that is idle and not waited for, and run the draft on it."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._free()))
             device = self._free()[0]
@@ -53,8 +53,8 @@ class TwoDevices:
 
 
 def check_pipeline(pair: Pair) -> tuple[CachedLM, CachedLM, LlamaForward]:
-    """Both models, and the target's forward, which can pause. Raises UserError where it cannot, or
-    where the draft is no network of its own on the CPU."""
+    """Return both models, and the target's forward, which can pause. Raises UserError if it cannot,
+    or if the draft is no network of its own on the CPU."""
     target, draft = pair.target, pair.draft
     halves = target.in_halves() if isinstance(target, CachedLM) else None
     if not isinstance(target, CachedLM) or halves is None:

@@ -1,5 +1,5 @@
-"""One request from its prompt to its trace: what every engine shares, and what of the request is
-committed, how much may follow, and whether it has ended."""
+"""One request from its prompt to its trace: the base of all engines, and the state of a request
+(committed tokens, tokens left, end)."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -28,9 +28,9 @@ committed text alone, so the distribution stays that of the target stopped in th
 
 @dataclass
 class RequestState:
-    """text: [n + max_new] int64, prompt and output so far, then what is not written yet; committed:
-    its first n; max_new: tokens that may still be committed; verdicts, draft_context: those of
-    `RoundContext`; began: `perf_counter` then."""
+    """The state of a request. text: [n + max_new] int64, prompt and output so far, then room for
+    the rest; committed: its first n; max_new: tokens that may still be committed; verdicts,
+    draft_context: as in `RoundContext`; began: `perf_counter` at the start."""
 
     text: Tensor
     committed: Tensor
@@ -55,7 +55,7 @@ class RequestState:
         ends: Ends | None = None,
     ) -> "RequestState":
         """Empty the caches and check that the prompt fits the target; the output is shortened to
-        what its context leaves. draft: None where none is run.
+        what the context leaves. draft: None if none is run.
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
@@ -86,9 +86,9 @@ class RequestState:
         return self.ended or self.max_new == 0
 
     def context(self, pair: Pair, round_: int, hidden: Tensor | None) -> RoundContext:
-        """What is verified before a round. hidden: `RoundContext.target_hidden`.
+        """Return the facts verified before a round. hidden: `RoundContext.target_hidden`.
 
-        Warns where the draft's context is full: from there on the target decodes alone."""
+        Warns if the draft's context is full: from there on the target decodes alone."""
         context = RoundContext(
             self.committed,
             self.max_new,
@@ -110,8 +110,8 @@ class RequestState:
         return context
 
     def note(self, accepted: int, rejected: bool) -> None:
-        """A round's verdicts: so many draft tokens accepted in a row, and then one rejected, or
-        none put to the test."""
+        """Add a round's verdicts: `accepted` draft tokens accepted in a row and, if `rejected`, one
+        rejected."""
         self.verdicts += [True] * accepted + [False] * rejected
 
     def commit(self, tokens: list[int]) -> list[int]:
@@ -133,8 +133,8 @@ class RequestState:
 class Engine(ABC):
     """Decodes one request after another with the models of `pair`.
 
-    records_drafts: whether a trace says what was drafted; caution: what to know where nothing was
-    tuned for the engine, "" for nothing"""
+    records_drafts: whether a trace says what was drafted; caution: warning for use without tuning,
+    "" for none"""
 
     pair: Pair
     eos_ids: frozenset[int]
@@ -146,18 +146,18 @@ class Engine(ABC):
 
     @property
     def runs_draft(self) -> bool:
-        """Whether it uses the draft model of its pair."""
+        """Return whether it uses the draft model of its pair."""
         return False
 
     @abstractmethod
     def session(
         self, request: RequestState, sampler: Sampler
     ) -> AbstractContextManager[Callable[[], RoundTrace]]:
-        """Return a context that fills the caches with the prompt, and inside of which each call of
-        what it gives decodes one round: it commits tokens to `request` and returns the trace."""
+        """Return a context manager that fills the caches with the prompt and gives a function, each
+        call of which decodes one round: it commits tokens to `request` and returns the trace."""
 
     def join(self) -> None:
-        """Wait for what an interrupt has left running of the request before."""
+        """Wait for forwards of an interrupted request that are still running."""
         return
 
     @torch.inference_mode()
@@ -167,8 +167,8 @@ class Engine(ABC):
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
         `ends` says so.
 
-        Meanwhile the outputs of both models stay on the devices that made them, and no other thread
-        decodes with either: it waits. Raises UserError where the same thread does, inside a
+        Meanwhile the outputs of both models stay on the devices that made them, and other threads
+        that want to decode with either wait. Raises UserError if the same thread does so, inside a
         callback of the first call."""
         with _alone((self.pair.target, self.pair.draft)):
             self.join()
@@ -195,8 +195,8 @@ _idle = Condition()
 
 @contextmanager
 def _alone(models: Sequence[LM]) -> Iterator[None]:
-    """Wait until no other thread is inside with one of `models`, each of which has one cache, and
-    leave their outputs where they are made."""
+    """Wait until no other thread decodes with one of `models`, each of which has one cache, and
+    leave their outputs on their devices."""
     thread = get_ident()
     with _idle:
         if any(lm.user == thread for lm in models):
@@ -220,8 +220,9 @@ def _alone(models: Sequence[LM]) -> Iterator[None]:
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:
-    """Cache every prompt token except the last; [len(layers), H] at the last cached one, None where
-    no layer is asked for or nothing is cached, as of a draft whose context the prompt fills."""
+    """Cache every prompt token except the last. Returns the hidden states [len(layers), H] at the
+    last cached one; None if no layer is asked for or nothing is cached (the prompt fills a draft's
+    context)."""
     if len(prompt) < 2 or len(prompt) >= model.max_length:
         return None
     output = model.forward(prompt[:-1], hidden=layers, hidden_rows="last", logits="none")

@@ -82,8 +82,9 @@ class SerialEngine(Engine):
     def _round(
         self, request: RequestState, context: RoundContext, watch: Stopwatch, sampler: Sampler
     ) -> tuple[Tensor | None, RoundTrace]:
-        """One draft, one target call. Returns the target's hidden states [len(target_layers), H] at
-        the new last verified position (when the stop rule reads any) and the round's trace."""
+        """Run one draft and one target call. Returns the target's hidden states
+        [len(target_layers), H] at the new last verified position (if the stop rule reads any) and
+        the round's trace."""
         tree, draft, output = self._draft(context, watch, sampler)
         with watch.stage("verify"):
             p = WarpedRows(output.logits, self.warp)
@@ -112,8 +113,8 @@ class SerialEngine(Engine):
     @torch.inference_mode()
     def expected(self, context: RoundContext, sampler: Sampler) -> ExpectedVerdict:
         """Draw one draft and return every verdict it may get. Both caches must hold
-        `context.committed` but its last token (a draft's that is not run may hold less), and are
-        left so."""
+        `context.committed` except its last token (less for a draft that is not run), and do so
+        afterwards."""
         tree, draft, output = self._draft(context, Stopwatch(), sampler)
         verdict = self.verifier.distribution(draft, self.warp.probs(output.logits))
         self._roll_back(tree, draft, [], len(context.committed))

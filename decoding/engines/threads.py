@@ -1,4 +1,4 @@
-"""Who runs a model: a thread of its own, or, in turn, the thread that asks."""
+"""Workers that run the models, each in its own thread or in the calling one."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
@@ -41,7 +41,7 @@ class Worker:
         self._working, self._over = Lock(), False
 
     def submit(self, job: str, run: Callable[..., T], *arguments: Any) -> Future[T]:
-        if self._stream is not None:  # begins once what was asked for in this thread is done
+        if self._stream is not None:  # starts after the work queued by this thread
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         if self._pool:
             return self._pool.submit(self._timed, job, run, *arguments)
@@ -52,7 +52,7 @@ class Worker:
     def stop(self, wait: bool) -> None:
         if self._pool:
             self._pool.shutdown(wait=wait, cancel_futures=True)
-        if wait:  # the pool does not know of a thread whose start was interrupted
+        if wait:  # the pool misses a thread whose start was interrupted
             with self._working:
                 self._over = True
 
@@ -62,7 +62,7 @@ class Worker:
             if self._over:
                 raise CancelledError
             result = run(*arguments)
-        if self._stream is not None:  # values that are exchanged are finished
+        if self._stream is not None:  # exchanged values must be finished
             self._stream.synchronize()
         tokens = self.lm.length - before
         if tokens > 0:
@@ -76,8 +76,8 @@ class Workers:
     """One worker per model for the time of one request; none of their threads outlives it.
 
     Only an interrupt does not wait for the forwards in progress: `join` does, before the models are
-    used again. draft_threads: of torch's CPU threads, those of the draft; the target has the
-    others, the thread that asks has one. None: all for everyone."""
+    used again. draft_threads: number of torch's CPU threads for the draft; the target gets the
+    others, the calling thread one. None: all threads for each."""
 
     def __init__(
         self, target: LM, draft: LM, begin: float, overlap: bool, draft_threads: int | None = None
@@ -107,10 +107,10 @@ class Workers:
     def spans(self) -> list[Span]:
         """Return the spans of all jobs since the last call, by their start. Call it while both are
         idle."""
-        found = sorted([*self.target.spans, *self.draft.spans], key=lambda span: span.start)
+        spans = sorted([*self.target.spans, *self.draft.spans], key=lambda span: span.start)
         self.target.spans.clear()
         self.draft.spans.clear()
-        return found
+        return spans
 
     def join(self) -> None:
         self.target.stop(wait=True)
@@ -127,8 +127,8 @@ def both(first: Future[Any], second: Future[T]) -> None:
 
 
 def _divide(threads: int | None) -> None:
-    """Give the calling thread `threads` of torch's. Asking first makes it take in the process's
-    number, which otherwise happens in its first operation and undoes what was set."""
+    """Give the calling thread `threads` of torch's threads. Reads the number first: otherwise the
+    thread takes over the process's number in its first operation, which undoes the setting."""
     if threads is not None:
         torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -137,8 +137,8 @@ def _divide(threads: int | None) -> None:
 def threads_of_draft(
     pair: Pair, threads: int | None, key: str = "engine.draft_threads"
 ) -> int | None:
-    """Where both models are on the CPU; None elsewhere, where there is nothing to divide. key:
-    named in errors."""
+    """Return the draft's threads if both models are on the CPU, None elsewhere, where there is
+    nothing to divide. key: config key named in errors."""
     for side, lm in (("target", pair.target), ("draft", pair.draft)):
         device = lm.device
         if device.type != "cpu" and threads is not None:

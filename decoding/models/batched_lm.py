@@ -1,5 +1,5 @@
-"""Many sequences advanced together, one token each per call: how a harvest lets the models answer
-its prompts."""
+"""Many sequences advanced together, one token each per call, with which a harvest samples
+responses."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -15,7 +15,7 @@ from decoding.models.kv_cache import BufferCache
 from decoding.models.recurrent import RecurrentLM, StateCache
 from runtime.errors import UserError
 
-TOGETHER = 512  # tokens of one forward of the prefill: more are no faster
+TOGETHER = 512  # tokens of one forward of the prefill; more are not faster
 
 
 class BatchedLM:
@@ -92,8 +92,8 @@ class BatchedLM:
 
     @torch.no_grad()
     def _prefill(self, sequences: Sequence[Tensor]) -> None:
-        """A few sequences of similar length at a time, padded on the right: that leaves attention
-        plainly causal. Their rows are then copied to where all sequences end in one column."""
+        """Run a few sequences of similar length at a time, padded on the right, so that attention
+        is plainly causal. Their rows are then moved so that all sequences end in one column."""
         for group in _groups([len(sequence) for sequence in sequences]):
             cache, columns = BufferCache(), [self._columns(row) for row in group]
             tokens = pad_sequence([sequences[row] for row in group], batch_first=True)
@@ -116,19 +116,20 @@ class BatchedLM:
                     self._grown(recorded)[row, 1:][taken] = recorded[place, :length]
 
     def _columns(self, row: int) -> slice:
-        """Where the tokens of a sequence are cached."""
+        """Return the columns in which the tokens of a sequence are cached."""
         return slice(self._width - int(self._lengths[row]), self._width)
 
     def _grown(self, recorded: Tensor) -> Tensor:
-        """`self._before`, allocated to hold what looks like `recorded` [b, n, L + 1, H]."""
+        """Return `self._before`, allocated for states like `recorded` [b, n, L + 1, H]."""
         if not len(self._before):
             count, columns = self._real.shape
             self._before = recorded.new_zeros(count, columns + 1, *recorded.shape[2:])
         return self._before
 
     def _added(self, rows: Sequence[int], columns: Sequence[slice]) -> Tensor | None:
-        """[b, n, H], padded on the right, for the tokens in these columns of each of these
-        sequences: what a draft adds that reads the target's states of the tokens before."""
+        """Return what an EAGLE-style draft adds to the embeddings of the tokens in these columns of
+        each of these sequences, from the target's states at the tokens before: [b, n, H], padded
+        on the right."""
         if not self._lm.reads_target:
             return None
         assert self._target is not None, "a draft that reads states needs the batch of its target"
@@ -137,8 +138,8 @@ class BatchedLM:
 
 
 class OneByOneLM:
-    """What a `BatchedLM` offers, with one call for each sequence: of a model that keeps states, for
-    which padding is text."""
+    """The interface of `BatchedLM` with one call for each sequence, for a model with recurrent
+    states, which padding would enter."""
 
     def __init__(self, lm: RecurrentLM, sequences: Sequence[Tensor]) -> None:
         self._lm = lm
@@ -186,9 +187,10 @@ Batch = BatchedLM | OneByOneLM
 def batch_of(
     lm: CachedLM, sequences: Sequence[Tensor], more: int, target: Batch | None = None
 ) -> Batch:
-    """Return a `BatchedLM`, with one call for all sequences where the model allows it.
+    """Return a `BatchedLM`, which runs all sequences in one call, if the model allows it, else a
+    `OneByOneLM`.
 
-    Raises UserError for a draft that reads states of a target that does not."""
+    Raises UserError for a draft that reads states of a target without batches."""
     if isinstance(lm, RecurrentLM):
         return OneByOneLM(lm, sequences)
     if isinstance(target, BatchedLM) or not lm.reads_target:
@@ -200,8 +202,8 @@ def batch_of(
 
 
 def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Which sequences to run together, shortest first: with padding at most `TOGETHER` tokens,
-    unless one is longer."""
+    """Return groups of sequences to run together, shortest first: with padding at most `TOGETHER`
+    tokens, unless one sequence is longer."""
     groups: list[list[int]] = [[]]
     for row in sorted((row for row, n in enumerate(lengths) if n), key=lambda row: lengths[row]):
         if groups[-1] and lengths[row] * (len(groups[-1]) + 1) > TOGETHER:

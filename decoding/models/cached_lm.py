@@ -36,8 +36,8 @@ from runtime.errors import UserError
 
 
 class Clock:
-    """Seconds spent inside `with clock:`. On a GPU the host goes on meanwhile: it waits when the
-    seconds are read, and not before."""
+    """Counts the seconds spent inside `with clock:`. On a GPU the host waits for them only when
+    they are read."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = (
@@ -47,7 +47,7 @@ class Clock:
 
     def reset(self) -> None:
         self._seconds = 0.0
-        self._open: list[Any] = []  # pairs of events that the GPU may not have come to
+        self._open: list[Any] = []  # pairs of events that the GPU may not have reached
 
     def __enter__(self) -> None:
         self._start = self._now()
@@ -67,7 +67,7 @@ class Clock:
         return self._seconds
 
     def _now(self) -> Any:
-        """Seconds on the host, an event in the stream of a GPU."""
+        """Return seconds on the host, an event in the stream of a GPU."""
         if self._stream is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -76,8 +76,8 @@ class Clock:
 
 
 class Held(NamedTuple):
-    """rows: per layer, keys and values [1, kv_heads, n, d]; states: [n, L + 1, H], where they are
-    recorded."""
+    """A copy of the cache. rows: per layer, keys and values [1, kv_heads, n, d]; states:
+    [n, L + 1, H], if they are recorded."""
 
     rows: list[tuple[Tensor, Tensor]]
     states: Tensor | None
@@ -100,9 +100,9 @@ class CachedLM:
         vocabulary: Tensor | None = None,
         joins: bool = True,
     ) -> None:
-        """vocabulary: [k], the tokens that the model's output layer is about, in its order (None:
-        all, in theirs); joins: whether weights of the model may be moved next to each other, which
-        nobody else may read meanwhile."""
+        """vocabulary: [k], the tokens of the model's output layer, in its order (None: all, in the
+        order of ids); joins: whether weights may be moved next to each other in memory; nothing
+        else may read them meanwhile."""
         config = model.config.get_text_config()
         self.model = model.eval()
         self.model.set_attn_implementation(ATTENTION)
@@ -110,7 +110,7 @@ class CachedLM:
         self.vocab_size = vocab_size or config.vocab_size
         self.max_length = context_limit(model, max_length)
         self.vocabulary = vocabulary
-        self.merges = False  # whether all tokens that it cannot say are one column of logits
+        self.merges = False  # whether all tokens outside its vocabulary are one column of logits
         self._positions = torch.arange(self.max_length, device=self.device)
         embedding = model.get_input_embeddings()
         self._embedded: int = getattr(embedding, "num_embeddings", self.vocab_size)
@@ -121,7 +121,7 @@ class CachedLM:
         self._begin()
 
     def _begin(self) -> None:
-        """Have an empty cache, and no engine."""
+        """Start with an empty cache, and no engine."""
         self._cache, self._clock = self._empty_cache(), Clock(self.device)
         self.length = self.forwards = self._block_start = 0
         self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
@@ -131,8 +131,8 @@ class CachedLM:
         self.user: int | None = None  # thread of the engine that decodes with it
 
     def fresh(self, target: "CachedLM | None" = None) -> Self:
-        """Return the same model with an empty cache of its own; weights are shared, so that each
-        may run in another thread. target: what a draft that reads states reads them from."""
+        """Return the same model with an empty cache of its own and shared weights, to run in
+        another thread. target: the model whose states an EAGLE-style draft reads."""
         other = copy.copy(self)
         other.network = copy.copy(self.network)
         other._begin()
@@ -142,8 +142,8 @@ class CachedLM:
         return BufferCache()
 
     def in_halves(self) -> LlamaForward | None:
-        """Return the forward of the model, where it can pause half-way: that of plain weights on
-        the CPU. None elsewhere."""
+        """Return the model's forward if it can pause half-way (that of plain weights on the CPU),
+        else None."""
         network = self.network
         return network if isinstance(network, LlamaForward) and network.plain() else None
 
@@ -202,8 +202,8 @@ class CachedLM:
         hidden: Sequence[int] = (),
         logits: RowsWanted = "all",
     ) -> LMOutput:
-        """The general form: row i at ``positions[i]`` sees exactly ``visible[i]`` of the ``length +
-        n`` rows.
+        """Run the general form of `forward`: row i at ``positions[i]`` sees exactly ``visible[i]``
+        of the ``length + n`` rows.
 
         tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits stay
         as narrow as the model gives them: many are best converted a few rows at a time."""
@@ -212,7 +212,7 @@ class CachedLM:
         return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
 
     def refuse_missing(self, hidden: Sequence[int]) -> None:
-        """Raise UserError where the model has fewer layers than ``hidden`` asks for."""
+        """Raise UserError if the model has fewer layers than ``hidden`` asks for."""
         if hidden and -min(hidden) > self.hidden_states:
             raise UserError(
                 f"inputs: expected hidden states from layers -{self.hidden_states} to -1, got"
@@ -228,9 +228,9 @@ class CachedLM:
     def compute(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """What the `Forward` gives with any cache, and of the hidden states those that are
-        recorded, if any, as [B, n, len(layers) + 1, H]; all on ``device``. Of a draft with fewer
-        tokens than its target, those that it does not have are its last one."""
+        """Return what the `Forward` does with any cache, and the recorded hidden states, if any, as
+        [B, n, len(layers) + 1, H]; all on ``device``. A draft with a smaller vocabulary than its
+        target reads its last token in place of tokens it does not have."""
         self.refuse_missing(hidden)
         if self._embedded < self.vocab_size:
             rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
@@ -241,8 +241,8 @@ class CachedLM:
         return scores, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
     def of_target(self, states: Tensor) -> Tensor | None:
-        """[b, n, H] to be added to the embeddings of tokens, from the target's recorded states
-        [b, n, L + 1, H_target] at the tokens before; None of a draft that reads no states."""
+        """Return what to add to the embeddings of tokens, [b, n, H], from the target's recorded
+        states [b, n, L + 1, H_target] at the tokens before; None for a draft that reads none."""
         return None
 
     def crop(self, length: int) -> None:
@@ -257,7 +257,7 @@ class CachedLM:
         self.keep(self._block_start, rows)
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Keep of the cached rows from ``start`` on only ``start + rows``, in increasing order."""
+        """Keep only ``start + rows``, increasing, of the cached rows from ``start`` on."""
         self._tree = None
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
@@ -276,18 +276,19 @@ class CachedLM:
             self.states = written(self.states, 0, states)
 
     def held(self) -> Held:
-        """Copies of what is cached, as `load` takes it."""
+        """Return a copy of the cache, as `load` takes it."""
         states = None if self._recorded is None else self.states[: self.length].clone()
         return Held(self._cache.rows(), states)
 
     @property
     def cached_layers(self) -> int:
-        """Keys and values of each layer, and the positions where there are windows."""
+        """Number of cached layers: those with keys and values, and one of positions if there are
+        windows."""
         return kept_layers(self.model) + (self._windows is not None)
 
     @property
     def row_bytes(self) -> int:
-        """Keys and values of one cached row, all layers."""
+        """Bytes of the keys and values of one cached row, in all layers."""
         layers = [layer for layer in self._cache.layers if isinstance(layer, BufferLayer)]
         return sum(x[:, :, 0].nbytes for layer in layers for x in (layer.keys, layer.values))
 
@@ -302,8 +303,8 @@ class CachedLM:
         return self._clock.seconds
 
     def spread(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the model gives, [..., k], as logits [..., V] on `output_device`: -inf for tokens it
-        cannot say; [..., k + 1] while it ``merges`` those."""
+        """Return the model's logits [..., k] as [..., V] on `output_device`, with -inf for tokens
+        outside its vocabulary; as [..., k + 1] while it ``merges`` those."""
         if self.vocabulary is None:
             logits = logits[..., : self.vocab_size].to(self.output_device, dtype)
             if self._embedded >= self.vocab_size:
@@ -316,7 +317,7 @@ class CachedLM:
         return among_all(logits, self.vocabulary, self.vocab_size)
 
     def embed(self, token: int) -> Tensor:
-        """Input embedding of one token, [H] float32."""
+        """Return the input embedding of one token, [H] float32."""
         index = ids_on(torch.tensor([token]), self.device)
         with torch.no_grad():
             return self.model.get_input_embeddings()(index)[0].float().to(self.output_device)
@@ -329,8 +330,8 @@ class CachedLM:
         wanted: Wanted,
         narrow: bool = False,
     ) -> LMOutput:
-        """visible: [n, m] bool, which of the last m rows each of the n sees, itself included; all
-        see those before."""
+        """Run n rows. visible: [n, m] bool, which of the last m rows each of them sees, itself
+        included; all see the rows before these."""
         with self._clock, torch.no_grad():
             mask = None
             if visible is not None:
@@ -351,7 +352,7 @@ class CachedLM:
         return output
 
     def check_context(self, context: int) -> None:
-        """Raises UserError where so many tokens are more than `max_length`."""
+        """Raise UserError if a context of this many tokens exceeds `max_length`."""
         if context > self.max_length:
             raise UserError(
                 f"pair.max_length: {context} tokens do not fit the context of {self.max_length}."

@@ -1,13 +1,13 @@
-"""How far a model's layers reach back, and how long its texts may be.
+"""The windows of a model's layers, and the longest context it supports.
 
-Sliding windows and chunks: the cache keeps every row; which of them a row sees is a mask for each
-type of layer, made from positions, for a tree's rows lie elsewhere in the cache than in the text. A
-rollback finds everything still there, whatever had left the window in between.
+Sliding windows and chunks: the cache keeps every row, and a mask for each type of layer says which
+of them a row sees. It is made from positions, because a tree's rows lie elsewhere in the cache than
+in the text. So rows that had left a window are still there after a rollback.
 
 Rotations whose angles depend on the length of the text ("dynamic", "longrope"): up to a boundary
 they do not. Beyond it every key would have to be rotated anew with each token, or once at the
-boundary; transformers does so for some classes, keeps old keys for others, and takes the longest
-row of a batch for all. What was cached would depend on the calls that cached it."""
+boundary; transformers does so for some classes, keeps old keys for others, and uses the longest row
+of a batch for all. The cached values would depend on the calls that cached them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ from runtime.errors import UserError
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 SIZES = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}  # keys of a model's config
 MAKERS = {SLIDING: "create_sliding_window_causal_mask", CHUNKED: "create_chunked_causal_mask"}
-UNLIMITED = 1 << 17  # tokens of a context where neither the model nor the user names a limit
+UNLIMITED = 1 << 17  # tokens of a context if neither the model nor the user names a limit
 
 
 @dataclass(frozen=True)
 class Windows:
-    """sizes: of each windowed type of layer, in tokens: of a sliding window, the row's own
-    included, or of a chunk; types: all types of layers; layers: how many keep
-    keys and values."""
+    """The windows of a model. sizes: tokens of the window (the row's own included) or chunk of each
+    windowed type of layer; types: all types of layers; layers: number that keep keys and
+    values."""
 
     sizes: Mapping[str, int]
     types: frozenset[str]
@@ -41,10 +41,11 @@ class Windows:
     def masks(
         self, mask: Tensor | None, positions: Tensor, cache: BufferCache
     ) -> Tensor | dict[str, Tensor | None] | None:
-        """Return `mask` for each type of layer; one where all are of one type. positions: [B, n].
+        """Return `mask` for each type of layer; a single one if all are of one type. positions:
+        [B, n].
 
-        Appends the positions of the rows to `cache`, behind the model's layers: like keys they
-        are kept, dropped and handed over."""
+        Appends the positions of the rows to `cache`, as a layer after the model's: they are kept,
+        dropped and handed over like keys."""
         column = positions[:, None, :, None]
         seen, _ = cache.layer(self.layers).update(column, column[..., :0])
         seen = seen[:, 0, None, :, 0]  # [B, 1, L], positions of all cached rows, these included
@@ -63,7 +64,7 @@ class Windows:
 
 
 def windows_of(model: PreTrainedModel, max_length: int) -> Windows | None:
-    """Those that texts of `max_length` tokens outgrow; None: there are none."""
+    """Return the windows that are shorter than `max_length` tokens; None if there are none."""
     sizes = {kind: size for kind, size in _window_sizes(model).items() if size < max_length}
     if not sizes:
         return None
@@ -71,15 +72,15 @@ def windows_of(model: PreTrainedModel, max_length: int) -> Windows | None:
 
 
 def kept_layers(model: PreTrainedModel) -> int:
-    """Layers with keys and values of their own: Gemma 3n and 4 share those of earlier ones in their
-    last layers."""
+    """Return the number of layers with their own keys and values: the last layers of Gemma 3n and 4
+    share those of earlier ones."""
     config = model.config.get_text_config()
     return int(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
 
 
 def _layer_types(model: PreTrainedModel) -> Sequence[str] | None:
-    """Return the type of each layer; None of a class that knows one type, whatever a config file
-    says besides."""
+    """Return the type of each layer; None for a class that knows only one type, whatever its config
+    file says."""
     config = model.config.get_text_config()
     types: Sequence[str] | None = getattr(config, "layer_types", None)
     declared = hasattr(type(config), "layer_types")
@@ -95,7 +96,8 @@ def _window_sizes(model: PreTrainedModel) -> dict[str, int]:
 
 
 def steady_length(config: PreTrainedConfig) -> int | None:
-    """Tokens of a text up to which the angles do not depend on its length; None: any number."""
+    """Return the longest text, in tokens, for which the angles do not depend on its length; None:
+    any length."""
     config = config.get_text_config()
     given = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
     of_all = [rope for rope in given if isinstance(rope, dict)]
@@ -113,8 +115,8 @@ def _boundary(rope: dict[str, Any], config: Any) -> int | None:
 
 
 def refuse_unsteady(key: str, model: PreTrainedModel, longest: int | None) -> None:
-    """Raise UserError where texts of `longest` tokens (None: as many as the model takes) reach
-    beyond `steady_length`. key: what the user calls the model."""
+    """Raise UserError if texts of `longest` tokens (None: as many as the model takes) exceed
+    `steady_length`. key: config key of the model."""
     steady = steady_length(model.config)
     if steady is None:
         return
@@ -128,9 +130,9 @@ def refuse_unsteady(key: str, model: PreTrainedModel, longest: int | None) -> No
 
 
 def context_limit(model: PreTrainedModel, asked: int | None) -> int:
-    """Return the tokens a context may have: as many as asked for, as the model was made for, and as
-    its windows can be left out of account for, where its own code makes no masks of them, so that
-    they cannot be told. Raises UserError where angles of rotation would change on the way."""
+    """Return the most tokens of a context: the least of the number asked for, the model's limit
+    and, if the model's code makes no masks for its windows, the length at which a window matters.
+    Raises UserError if angles of rotation would change on the way."""
     refuse_unsteady("pair", model, asked)
     if asked is not None and asked < 2:
         raise UserError(

@@ -20,8 +20,8 @@ NORM = "model.norm.weight"
 
 
 def beside(folder: Path, name: str) -> Path | None:
-    """Return the file of this name that belongs to the draft in a folder, besides its weights;
-    None where there is none. Earlier versions put it next to the weights."""
+    """Return the file of this name beside the weights of the draft in a folder; None if there is
+    none. Earlier versions put it next to the weights."""
     places = (folder / BESIDE / name, folder / name)
     return next((path for path in places if path.is_file()), None)
 
@@ -33,8 +33,8 @@ def to_write_beside(folder: Path, name: str) -> Path:
 
 
 def copied_layers(target: LlamaForCausalLM, sources: Sequence[int]) -> dict[str, Tensor]:
-    """The target's layers `sources`, renumbered 0, 1, ..., and its final norm: where distillation
-    starts."""
+    """Return the target's layers `sources`, renumbered 0, 1, ..., and its final norm: the start of
+    distillation."""
     layers = {NORM: target.model.norm.weight.detach().clone()}
     for number, source in enumerate(sources):
         for name, tensor in target.model.layers[source].state_dict().items():
@@ -43,13 +43,14 @@ def copied_layers(target: LlamaForCausalLM, sources: Sequence[int]) -> dict[str,
 
 
 def own_layers(draft: LlamaForCausalLM) -> dict[str, Tensor]:
-    """What a draft does not share with its target: the dict `draft_from_layers` takes."""
+    """Return the tensors that a draft does not share with its target, as `draft_from_layers` takes
+    them."""
     return {name: tensor for name, tensor in draft.state_dict().items() if is_own(name)}
 
 
 def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) -> LlamaForCausalLM:
-    """A LlamaForCausalLM with `layers` between the target's embeddings and head, in the target's
-    dtype and device.
+    """Return a LlamaForCausalLM with `layers` between the target's embeddings and head, in the
+    target's dtype and on its device.
 
     Raises UserError when `layers` does not fit the target (wrong names or shapes).
     """
@@ -71,5 +72,5 @@ def draft_from_layers(target: LlamaForCausalLM, layers: Mapping[str, Tensor]) ->
 
 
 def is_own(name: str) -> bool:
-    """Whether a tensor of a draft is its own, not its target's."""
+    """Return whether a tensor of a draft is its own, not its target's."""
     return name == NORM or name.startswith(LAYERS)

@@ -1,10 +1,10 @@
-"""A draft that proposes some tokens only: those its target says most often.
+"""Draft vocabularies: a draft that proposes only the most frequent tokens of its target.
 
 With a few layers, most of a draft's forward is its output layer: one row of weights for each token.
-FR-Spec (2502.14856) leaves rare tokens out, EAGLE-3 (2503.01840) trains its drafts so. Nothing else
-knows of it: the logits of all other tokens are -inf, so q is the distribution the tokens are drawn
-from, and every verification rule is as exact as before. What the draft cannot say, the target says:
-after a rejection, or as the bonus token."""
+FR-Spec (2502.14856) leaves rare tokens out, EAGLE-3 (2503.01840) trains its drafts so. No other
+part is affected: the logits of all other tokens are -inf, so q is the distribution the tokens are
+drawn from, and every verification rule stays exact. Tokens outside the draft's vocabulary come from
+the target, as residual or bonus tokens."""
 
 import hashlib
 import json
@@ -27,13 +27,14 @@ from runtime.errors import UserError
 from runtime.files import write_atomically
 
 KEY = "pair.draft_vocabulary"
-FILE = "draft_vocabulary.safetensors"  # of a draft (`beside`): pair.draft_vocabulary=auto takes it
+FILE = "draft_vocabulary.safetensors"  # beside a draft; used by pair.draft_vocabulary=auto
 _REMEDY = "Make one: python pairs/draft_vocabulary.py, or set pair.draft_vocabulary=null"
 _NARROW = 1 << 16  # ids below it are stored in 16 bits
 
 
 def write_vocabulary(path: Path, tokens: Tensor, facts: Mapping[str, Any]) -> None:
-    """tokens: [k] ids, the most frequent first; facts: what was counted."""
+    """Write a vocabulary. tokens: [k] ids, the most frequent first; facts: on what they were
+    counted."""
     dtype = torch.uint16 if int(tokens.max()) < _NARROW else torch.int32
     metadata = {name: json.dumps(value) for name, value in facts.items()}
     write_atomically(
@@ -42,10 +43,11 @@ def write_vocabulary(path: Path, tokens: Tensor, facts: Mapping[str, Any]) -> No
 
 
 def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
-    """The tokens of a file, [k] int64, the most frequent first. key: config key named in errors.
+    """Return the tokens of a file, [k] int64, the most frequent first. key: config key named in
+    errors.
 
-    Raises UserError where it is missing or damaged, or does not hold distinct tokens of a
-    vocabulary of `vocab_size`."""
+    Raises UserError if it is missing or damaged, or does not hold distinct tokens of a vocabulary
+    of `vocab_size`."""
     remedy = f"Make one: python pairs/draft_vocabulary.py, or set {key}=null"
     if not path.is_file():
         raise UserError(f"{key}: no file {path}. {remedy}")
@@ -71,24 +73,25 @@ def read_vocabulary(path: Path, vocab_size: int, key: str = KEY) -> Tensor:
 
 
 def own_vocabulary(draft: str | Path) -> Path | None:
-    """The vocabulary in the folder of a draft; None: there is none, or `draft` is no folder."""
+    """Return the vocabulary file in the folder of a draft; None if there is none, or `draft` is no
+    folder."""
     return beside(Path(draft).expanduser(), FILE)
 
 
 def with_ends(tokens: Tensor, eos_ids: Collection[int]) -> Tensor:
-    """`tokens` [k] and the tokens that end a response, without which no draft would propose an end;
+    """Return `tokens` [k] with the end tokens added (else no draft would propose an end),
     increasing."""
     return torch.cat([tokens, torch.tensor(sorted(eos_ids), dtype=torch.long)]).unique()
 
 
 def among_all(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
-    """Logits [..., k] of `tokens` [k] as those of all tokens, [..., V]: -inf for the others."""
+    """Return logits [..., k] of `tokens` [k] as [..., V], with -inf for all other tokens."""
     full = logits.new_full((*logits.shape[:-1], vocab_size), -math.inf)
     return full.index_copy_(-1, tokens, logits)
 
 
 def digest(tokens: Tensor) -> str:
-    """What a pair's identity says of a vocabulary [k]."""
+    """Return the part of a pair's identity that stands for a vocabulary [k]."""
     ids = json.dumps(sorted(tokens.tolist()))
     return f"{len(tokens)} tokens {hashlib.sha256(ids.encode()).hexdigest()[:16]}"
 
@@ -115,9 +118,9 @@ def keep_rows(model: PreTrainedModel, tokens: Tensor) -> None:
 
 
 def rows_of(head: nn.Linear, tokens: Tensor) -> nn.Linear:
-    """The part of an output layer that is about `tokens` [k], with weights of its own; packed where
-    the layer is."""
-    with align_module_device(head):  # what is kept in CPU memory or on disk is read
+    """Return the rows of an output layer for `tokens` [k] as a layer with its own weights, packed
+    if the layer is."""
+    with align_module_device(head):  # loads weights that are kept in CPU memory or on disk
         index = tokens.to(head.weight.device)
         part = nn.Linear(head.in_features, len(tokens), head.bias is not None, device="meta")
         part.weight = nn.Parameter(head.weight.detach()[index])

@@ -1,4 +1,4 @@
-"""Which tokens end a response, and which of them closes an answer that is given as text."""
+"""The tokens that end a response, and the one that closes an answer given as text."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.errors import UserError
 
-MARK = "b7e1c4"  # an answer in which no template finds anything to change
+MARK = "b7e1c4"  # an answer that no template changes
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def closing_id(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> int
 
     Raises UserError where none of these can be told."""
     contents: list[Any] = [MARK, [{"type": "text", "text": MARK}]]  # plain, and as a list of parts
-    closing = list[int]()  # what the template writes after an answer
+    closing = list[int]()  # tokens that the template writes after an answer
     for content in contents if tokenizer.chat_template else []:
         chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
         try:

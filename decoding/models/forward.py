@@ -1,5 +1,5 @@
-"""The forward of a causal model on some rows, with any cache: the interface, and the one that every
-model has."""
+"""The forward of a causal model on some rows, with any cache: the interface, and its general
+implementation by transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,9 +29,10 @@ class Rows:
 
     tokens: [B, n]
     positions: [B or 1, n]
-    mask: [B or 1, 1, n, L], added to the scores of the n rows with all L rows of the cache, these
-        included; None: one row sees everything, several begin an empty cache and are causal
-    added: [B, n, H], to the embeddings of the tokens; None: nothing
+    mask: [B or 1, 1, n, L], added to the attention scores of the n rows over all L rows of the
+        cache, these included; None: one row sees everything, several start an empty cache and are
+        causal
+    added: [B, n, H], added to the embeddings of the tokens; None: nothing
     """
 
     tokens: Tensor
@@ -41,7 +42,7 @@ class Rows:
 
     @property
     def begin(self) -> bool:
-        """Whether they are the first of their text; asked of rows on the CPU alone."""
+        """Return whether they are the first of their text; for rows on the CPU only."""
         return int(self.positions[0, 0]) == 0
 
 
@@ -54,13 +55,13 @@ class Forward(Protocol):
         """Run the rows and append them to the cache.
 
         Returns logits [B, m, V] of the rows asked for, and the hidden states [B, n, H] asked for:
-        `hidden` are indices into n_layers + 1 of them, the embedding, what each layer but the last
-        gives, and what the output layer reads."""
+        `hidden` are indices into n_layers + 1 of them: the embedding, the output of each layer but
+        the last, and the input of the output layer."""
         ...
 
 
 class TransformersForward:
-    """The `Forward` of any model, by its own modules."""
+    """The `Forward` of any model, which calls its own modules."""
 
     def __init__(self, model: PreTrainedModel, windows: Windows | None = None) -> None:
         """windows: of those layers that do not see everything."""
@@ -88,8 +89,8 @@ class TransformersForward:
         if self._windows is not None:
             positions = rows.positions.expand(rows.tokens.shape)
             mask = self._windows.masks(mask, positions, cache)
-        # The rows to keep are no tensor: of a model on several devices the last one, which picks
-        # them, need not be the one that the inputs go to.
+        # The rows to keep are not a tensor: in a model on several devices, the device that picks
+        # them may differ from that of the inputs.
         keep: int | slice | list[int]
         spared = logits == "none" and not self._takes_none
         if isinstance(logits, str):
@@ -118,13 +119,14 @@ def picked(x: Tensor, rows: RowsWanted) -> Tensor:
 
 
 def causal(n: int, device: torch.device) -> Tensor:
-    """[n, n] bool: each row sees itself and those before."""
+    """Return the causal mask [n, n] bool: each row sees itself and those before."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()
 
 
 def additive_mask(visible: Tensor, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[n, m] bool, which of the last m of length + n rows are seen -> [1, 1, n, length + n]: 0
-    where visible, the lowest finite number elsewhere; made on `device`."""
+    """Return the additive mask [1, 1, n, length + n] on `device`: 0 where visible, the lowest
+    finite number elsewhere. visible: [n, m] bool, which of the last m of length + n rows are
+    seen."""
     n, m = visible.shape
     mask = torch.zeros(n, length + n, dtype=dtype, device=device)
     mask.narrow(1, length + n - m, m).masked_fill_(~visible.to(device), torch.finfo(dtype).min)
@@ -132,8 +134,8 @@ def additive_mask(visible: Tensor, length: int, dtype: torch.dtype, device: torc
 
 
 def ids_on(tokens: Tensor, device: torch.device) -> Tensor:
-    """Tokens [n] on a device. A single one from the host is written by the device, which nobody
-    waits for."""
+    """Return tokens [n] on a device. A single one from the host is written by the device, without a
+    wait."""
     if device.type == "cpu" or len(tokens) > 1 or tokens.device.type != "cpu":
         return tokens.to(device)
     return torch.full((1,), int(tokens), device=device)
@@ -141,8 +143,8 @@ def ids_on(tokens: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class RowTree:
-    """Rows after a cache. parents: an earlier row of the tree, or -1, of each; depth: 0 for a row
-    that follows the cache."""
+    """A tree of rows after a cache. parents: for each an earlier row of the tree, or -1; depth: 0
+    for a row that follows the cache."""
 
     parents: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)

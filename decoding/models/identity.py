@@ -1,9 +1,9 @@
-"""Fingerprints of models: what a harvest, a checkpoint or a cost table belongs to.
+"""Fingerprints of models, by which harvests, checkpoints and cost tables know their pair.
 
-Every value that takes part is hashed, where it lies: parameters and buffers, frequencies of rotary
-embeddings, adapters. The hash of a chunk of 32-bit words x_i is the sum of a_i x_i modulo 2^64 with
-fixed random a_i (multilinear hashing): the same on every device, and 3 GB/s on a processor's core,
-so that nothing has to be remembered, which might be out of date."""
+Every value that takes part in the computation is hashed on its device: parameters and buffers,
+frequencies of rotary embeddings, adapters. The hash of a chunk of 32-bit words x_i is the sum of
+a_i x_i modulo 2^64 with fixed random a_i (multilinear hashing): the same on every device, and
+3 GB/s on a processor's core, so that no hash is cached, which might be out of date."""
 
 import functools
 import hashlib
@@ -29,17 +29,17 @@ from decoding.models.mixed import MixedForward, mix_of
 
 WORDS = 1 << 15  # of 32 bits in a chunk
 CHUNK = 4 * WORDS  # bytes
-# Of a configuration: where the model comes from and how it is run, not what it computes.
+# Keys of a configuration about a model's origin and execution, not about what it computes
 SKIPPED = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "architectures"}
 UNSTATED = {"base_model_name_or_path", "inference_mode", "revision", "peft_version", "auto_mapping"}
 LIBRARIES = {"torch", "transformers", "accelerate", "peft"}  # their own hooks do not alter a model
-# Classes whose values say enough: kernels of the same numbers, and code that comes with weights.
+# Libraries whose classes are described by their values: other kernels compute the same numbers
 CODE = LIBRARIES | {"decoding", "transformers_modules", "fla", "mamba_ssm", "liger_kernel"}
 
 
 def draft_fingerprint(draft: CachedLM) -> str:
-    """Return the fingerprint of what decides the draft's distributions q: its model, and its
-    vocabulary, its maps of the target's states and its mix where it has such."""
+    """Return the fingerprint of all that decides the draft's q: its model and, if it has them, its
+    vocabulary, its maps of the target's states and its mix."""
     parts = [model_fingerprint(draft.model)]
     if draft.reads_target:
         maps = cast(EagleDraft, draft).maps
@@ -55,12 +55,12 @@ def draft_fingerprint(draft: CachedLM) -> str:
 
 def model_fingerprint(model: PreTrainedModel) -> str:
     """Return the hash of the architecture's fields and of every value that the model computes with,
-    the same for each device and floating-point dtype (floating-point values count as bfloat16,
+    the same for each device and floating-point dtype (floating-point values are hashed as bfloat16,
     others by their bytes).
 
-    Functions that hooks, patched `forward` methods and modules of other libraries run are named
-    behind the hash: only their source, constants and the numbers and tensors that they hold are in
-    it, not what they call.
+    Functions run by hooks, patched `forward` methods and modules of other libraries are named after
+    the hash, which covers only their source, constants, and the numbers and tensors that they hold,
+    not the functions that they call.
     """
     fields = {k: v for k, v in model.config.to_dict().items() if k not in SKIPPED}
     adapters = {
@@ -69,16 +69,16 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     }
     parts = [json.dumps(part, sort_keys=True, default=_plain) for part in (fields, adapters)]
     shared_once = {name for name, _ in model.named_parameters()}
-    functions, runs = set(), []  # which keep their order
+    functions, runs = set(), []  # runs keep their order
     before, after = every_module._global_forward_pre_hooks, every_module._global_forward_hooks
     everywhere = [("before all", hook) for hook in before.values()]
     everywhere += [("after all", hook) for hook in after.values()]
-    # Libraries that quantise take another class on each device; what its layers hold says enough.
+    # Quantising libraries use another class on each device; the layers' values are hashed instead.
     quantised = getattr(model.config, "quantization_config", None) is not None
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         left_out = {n for n in module._parameters if f"{prefix}{n}" not in shared_once}
-        with align_module_device(module):  # what is kept in CPU memory or on disk is read
+        with align_module_device(module):  # loads weights that are kept in CPU memory or on disk
             held = {f"{prefix}{n}": x for n, x in _values(module).items() if n not in left_out}
             parts += [f"{name}{tuple(x.shape)}{content(x)}" for name, x in sorted(held.items())]
         parts += _settings(path, module, model.config.get_text_config())
@@ -94,13 +94,13 @@ def model_fingerprint(model: PreTrainedModel) -> str:
 def content(tensor: Tensor) -> str:
     """Return the hash of all values of a tensor of any shape and device, 16 hexadecimal digits."""
     if is_traceable_wrapper_subclass(tensor) or tensor.is_quantized:
-        tensor = tensor.dequantize()  # several tensors behind one, as torchao quantises
+        tensor = tensor.dequantize()  # a torchao tensor that wraps several
     flat = tensor.detach().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     packed = str(flat.dtype).endswith("x2")  # two numbers in a byte
     dtype = torch.bfloat16 if flat.is_floating_point() and not packed else flat.dtype
-    chunks = 4 if flat.device.type == "cpu" else 1024  # at a time: on a CPU what a cache holds
+    chunks = 4 if flat.device.type == "cpu" else 1024  # at a time: on a CPU as many as fit a cache
     factors = _factors(flat.device)
     sums = []
     for part in flat.split(chunks * CHUNK // dtype.itemsize):
@@ -114,14 +114,14 @@ def content(tensor: Tensor) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _factors(device: torch.device) -> Tensor:
-    """[WORDS] int64."""
+    """Return the factors a_i, [WORDS] int64."""
     random = hashlib.shake_256(b"factors of a chunk").digest(8 * WORDS)
     return torch.frombuffer(bytearray(random), dtype=torch.int64).to(device)
 
 
 def _values(module: nn.Module) -> dict[str, Tensor]:
-    """Return what a module itself holds: all that a state dict has of it, and further buffers but
-    for those that change as texts get longer."""
+    """Return a module's own values: those in a state dict, and other buffers except those that
+    change as texts get longer."""
     held: dict[str, Any] = {}
     module._save_to_state_dict(held, "", keep_vars=True)
     held = {name: x for name, x in held.items() if isinstance(x, Tensor)}
@@ -132,33 +132,33 @@ def _values(module: nn.Module) -> dict[str, Tensor]:
             if name.endswith("inv_freq"):
                 kind = getattr(module, "rope_type", "default")
                 kind = kind.get(name[: -len("_inv_freq")]) if isinstance(kind, dict) else kind
-                if kind not in FIXED_ROTATIONS:  # they depend on the length of a text
+                if kind not in FIXED_ROTATIONS:  # angles depend on the length of a text
                     first = name.removesuffix("inv_freq") + "original_inv_freq"
                     held[name] = getattr(module, first, buffer)
     return held
 
 
 def _settings(path: str, module: nn.Module, config: Any) -> list[str]:
-    """Return what a module computes with besides tensors, where its class and the configuration do
-    not say it: of norms, attention, embeddings, rotary embeddings and adapters."""
+    """Return the settings that a module computes with (of norms, attention, embeddings, rotary
+    embeddings and adapters) and that neither its class nor the configuration determines."""
     size = vars(module).get("head_dim")
     usual = {
         "variance_epsilon": getattr(config, "rms_norm_eps", None),
         "scaling": size and size**-0.5,
         "max_norm": None,
     }
-    found = {n: x for n, x in vars(module).items() if n.endswith("attention_scaling")}
-    found |= {n: x for n, x in vars(module).items() if n in usual and x != usual[n]}
+    settings = {n: x for n, x in vars(module).items() if n.endswith("attention_scaling")}
+    settings |= {n: x for n, x in vars(module).items() if n in usual and x != usual[n]}
     if hasattr(module, "merged_adapters"):  # a layer of peft
         for name in ("active_adapters", "merged_adapters", "disable_adapters", "scaling"):
-            found[name] = getattr(module, name, None)
+            settings[name] = getattr(module, name, None)
     if parametrized := getattr(module, "parametrizations", None):
-        found["parametrizations"] = [type(x).__qualname__ for x in parametrized.modules()]
-    return [f"{path} {json.dumps(found, sort_keys=True, default=_plain)}"] if found else []
+        settings["parametrizations"] = [type(x).__qualname__ for x in parametrized.modules()]
+    return [f"{path} {json.dumps(settings, sort_keys=True, default=_plain)}"] if settings else []
 
 
 def _foreign(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the functions that somebody lets run in the module's forward, and when: hooks, and
+    """Yield the functions that were attached to the module's forward, and when they run: hooks, and
     forwards that are not its class's."""
     for when, hooks in (("before", module._forward_pre_hooks), ("after", module._forward_hooks)):
         yield from ((when, hook) for hook in hooks.values() if _library(hook) not in LIBRARIES)
@@ -171,7 +171,8 @@ def _foreign(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _of_class(module: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the forward of a class that no library of models has, and the numbers it may read."""
+    """Yield the forward of a class from outside the model libraries, and the numbers it may
+    read."""
     kind = type(module)
     if not {_library(kind), _library(kind.forward)} <= CODE:
         held = ((n, x) for n, x in vars(module).items() if not n.startswith("_"))
@@ -198,7 +199,7 @@ def _function(function: Any) -> tuple[str, list[str]]:
     elif not inspect.isfunction(function) and not isinstance(function, nn.Module):
         held += getattr(function, "__dict__", {}).values()
     source = ""
-    with suppress(OSError, TypeError):  # nobody has it
+    with suppress(OSError, TypeError):  # its source is not available
         source = inspect.getsource(function if inspect.isfunction(function) else type(function))
     if inspect.isfunction(function):
         with suppress(ValueError):  # of a cell that is empty yet
@@ -219,7 +220,7 @@ def _function(function: Any) -> tuple[str, list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON can hold of a value; sets are sorted, for their order changes."""
+    """Return a value as JSON can hold it; sets are sorted, since their order changes."""
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 

@@ -47,8 +47,8 @@ from runtime.files import checked_folder
 
 @dataclass
 class ModelPair:
-    """Target, draft and the tokenizer they share. ``name`` is what tables and manifests call the
-    pair."""
+    """Target, draft and the tokenizer they share. ``name``: the pair's name in tables and
+    manifests."""
 
     target: CachedLM
     draft: CachedLM
@@ -61,8 +61,8 @@ def load_pair(settings: Pair) -> ModelPair:
     """Load both models of a pair after checking that they exist and share one vocabulary.
 
     Raises UserError naming ``pair.target`` or ``pair.draft`` for a missing folder, an unsupported
-    architecture or different vocabularies, and ``pair.draft_vocabulary`` for a file that is not
-    about this vocabulary, ``pair.draft_mix`` for no share."""
+    architecture or different vocabularies, ``pair.draft_vocabulary`` for a file of another
+    vocabulary, and ``pair.draft_mix`` for a number that is no share."""
     published = find_checkpoint(settings.model("draft"))  # which has neither config nor tokenizer
     sides = [settings.model(side) for side in (("target",) if published else ("target", "draft"))]
     configs, tokenizers = [*map(load_config, sides)], [*map(load_tokenizer, sides)]
@@ -78,7 +78,7 @@ def load_pair(settings: Pair) -> ModelPair:
 
 
 def load_draft(settings: Pair, target: CachedLM, vocabulary: torch.Tensor | None) -> CachedLM:
-    """The draft of a pair, of whatever kind its files say, for a target that is loaded.
+    """Load the draft of a pair, of the kind that its files tell, for a target that is loaded.
     vocabulary: [k], the tokens it may propose (`draft_tokens`); None: all."""
     files = settings.model("draft")
     if checkpoint := find_checkpoint(files):
@@ -101,7 +101,7 @@ def load_draft(settings: Pair, target: CachedLM, vocabulary: torch.Tensor | None
 
 
 def draft_tokens(settings: Pair, vocab_size: int) -> torch.Tensor | None:
-    """[k], the tokens the draft may propose; None: all."""
+    """Return the tokens that the draft may propose, [k]; None: all."""
     given = settings.draft_vocabulary
     if given == "auto":
         file = own_vocabulary(source_of(settings.model("draft")))
@@ -138,8 +138,8 @@ def check_same_vocabulary(
 
 
 def load_llama(settings: ModelSettings) -> LlamaForCausalLM:
-    """One model of a pair as transformers has it, to read states of or to train. Raises UserError
-    where it is missing or no Llama."""
+    """Load one model of a pair as a transformers model, to read its states or to train it. Raises
+    UserError if it is missing or no Llama."""
     source, device = source_of(settings), settings.device
     try:
         dtype = dtype_of(settings, str(device))
@@ -157,7 +157,7 @@ def load_llama(settings: ModelSettings) -> LlamaForCausalLM:
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """Raises UserError where it is missing."""
+    """Load the tokenizer of a model. Raises UserError if it is missing."""
     source = source_of(settings)
     try:
         return AutoTokenizer.from_pretrained(
@@ -170,7 +170,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
 
 
 def _load_model(settings: ModelSettings, vocabulary: torch.Tensor | None = None) -> PreTrainedModel:
-    """vocabulary: tokens its output layer is left with; None: all."""
+    """Load one model. vocabulary: tokens that its output layer keeps; None: all."""
     key = f"pair.{settings.side}"
     model = text_part(key, load_plain(settings))
     refuse_other_layers(key, model)
@@ -182,7 +182,7 @@ def _load_model(settings: ModelSettings, vocabulary: torch.Tensor | None = None)
 
 
 def load_plain(settings: ModelSettings) -> PreTrainedModel:
-    """One model of a pair as `from_pretrained` gives it. Raises UserError naming its key."""
+    """Load one model of a pair with `from_pretrained`. Raises UserError naming its key."""
     key, source = f"pair.{settings.side}", source_of(settings)
     device_map, options = device_map_of(settings), options_of(settings)
     if (Path(source) / ADAPTER_CONFIG_NAME).is_file() and not is_peft_available():
@@ -214,10 +214,10 @@ def load_plain(settings: ModelSettings) -> PreTrainedModel:
 
 
 def pair_identity(pair: ModelPair) -> dict[str, Any]:
-    """What a harvest or a checkpoint belongs to: the pair's name, a content fingerprint of each
-    model and of the tokenizer, and the ids that end a response.
+    """Return the identity of a pair, to which harvests and checkpoints belong: its name, a content
+    fingerprint of each model and of the tokenizer, and the ids that end a response.
 
-    The fingerprint does not depend on where the files lie or on the dtype they were loaded in.
+    The fingerprints do not depend on the files' location or on the dtype they were loaded in.
     """
     return {
         "name": pair.name,

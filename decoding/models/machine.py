@@ -1,4 +1,5 @@
-"""Where and with what a pair runs: speeds, and the last bits of logits, depend on it."""
+"""The hardware and software that a pair runs on, which decide speeds and the last bits of
+logits."""
 
 import platform
 from collections.abc import Mapping
@@ -38,28 +39,28 @@ def dtypes(pair: ModelPair) -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> str:
-    """What a device is sold as."""
+    """Return the product name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else device.type
 
 
 def processor() -> str:
-    """The CPU's name, or at least its kind."""
+    """Return the CPU's name, or at least its architecture."""
     lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
 
 
 def other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Say in which of what decides costs two `setup_facts` differ; None where in nothing."""
+    """Return in words which of the facts that decide costs differ; None if none does."""
     changed = [key for key in DECIDES_COSTS if measured[key] != here[key]]
     words = [f"{key} {in_words(measured[key])}, here {in_words(here[key])}" for key in changed]
     return "; ".join(words) or None
 
 
 def in_words(fact: Any) -> str:
-    """Return a fact of both models in words, once where they share it."""
+    """Return a fact of both models in words, once if they share it."""
     values = list(fact.values()) if isinstance(fact, Mapping) else [fact]
     return (
         str(values[0])

@@ -1,12 +1,12 @@
-"""A draft of any alignment: its distribution is mixed with the target's.
+"""A draft with adjustable acceptance: its distribution is mixed with the target's.
 
 q = m q0 + (1 - m) p. q0 is the draft's distribution, p the target's, from a second pass of the
 target on the draft's own tokens. The total variation of q to p is m times that of q0, so acceptance
 is 1 - m (1 - a0), any value from a0 to 1. It is a simulation: such a draft is slower than its
-target, and what it would gain can only be modelled.
+target, and its speed-up can only be modelled.
 
-The distributions that are mixed are the unwarped ones, at temperature 1 with all tokens. Any other
-warp is applied to the mixture, and the identity does not hold for what comes out."""
+The unwarped distributions are mixed, at temperature 1 with all tokens. Any other warp is applied to
+the mixture, and the identity does not hold for the result."""
 
 import math
 from collections.abc import Sequence
@@ -43,18 +43,18 @@ def mix_in(draft: CachedLM, target: CachedLM, mix: float) -> None:
         )
     assert not isinstance(draft.network, MixedForward), "a draft is mixed once"
     draft.network = MixedForward(draft, target, mix)
-    draft.vocabulary = None  # a mixture may say whatever the target says
+    draft.vocabulary = None  # a mixture may propose any token of the target
     draft.max_length = min(draft.max_length, target.max_length)
 
 
 def mix_of(draft: object) -> float:
-    """The share of the draft in what it proposes: 1 of one that is not mixed."""
+    """Return the draft's share m of its mixture: 1 if it is not mixed."""
     network = getattr(draft, "network", None)
     return network.mix if isinstance(network, MixedForward) else 1.0
 
 
 def refuse_mixed(draft: CachedLM) -> None:
-    """Raises UserError for a mixed draft, where its own seconds or logits are asked for."""
+    """Raise UserError for a mixed draft, whose own seconds or logits are not available."""
     if (mix := mix_of(draft)) < 1:
         raise UserError(
             f"{KEY}: expected 1, for a mixed draft runs its target as well, got {mix}. Leave it"
@@ -84,7 +84,7 @@ class MixedForward:
         q0, states = self._draft(rows, cache, hidden, logits)
         second = cache.part(self._layers, self._target.cached_layers)
         device, dtype, mask = self._target.device, self._target.model.dtype, rows.mask
-        if mask is not None:  # the lowest number of one dtype may be below that of the other
+        if mask is not None:  # the lowest number of one dtype may be below the other's
             mask = mask.to(device, dtype).clamp(min=torch.finfo(dtype).min)
         plain = Rows(rows.tokens.to(device), rows.positions.to(device), mask)  # nothing is added
         p, _ = self._target.network(plain, second, (), logits)
@@ -96,7 +96,7 @@ class MixedForward:
 
 
 def mixed(draft: Tensor, target: Tensor, mix: float) -> Tensor:
-    """Logits [..., V] of both -> log(m softmax(draft) + (1 - m) softmax(target)), in float32 or
+    """Return log(m softmax(draft) + (1 - m) softmax(target)) of logits [..., V], in float32 or
     float64. The draft's may be -inf."""
     dtype = torch.promote_types(torch.promote_types(draft.dtype, target.dtype), torch.float32)
     # torch's own log_softmax is off by 1e-5 in float32 where there are 50,000 tokens: it sums them

@@ -1,5 +1,5 @@
-"""What the settings of one model say about loading it: where it lies, on which device, in which
-dtype, with which further options."""
+"""Options for loading one model, from its settings: source, device, dtype, and further arguments of
+`from_pretrained`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,8 +40,8 @@ def load_config(model: ModelSettings) -> PreTrainedConfig:
 
 
 def source_of(model: ModelSettings) -> str:
-    """The folder or hub id of a model; a path that does not exist is refused before the hub is
-    asked."""
+    """Return the folder or hub id of a model. Raises UserError for a path that does not exist,
+    before the hub is asked."""
     source, where = model.source, where_of(model)
     path = Path(source).expanduser()
     file = path / where.get("subfolder", "") / where.get("gguf_file", "config.json")
@@ -52,7 +52,7 @@ def source_of(model: ModelSettings) -> str:
 
 
 def device_map_of(model: ModelSettings) -> Any:
-    """A device, "auto" or another of the strategies of accelerate, or a device for each part of the
+    """Return a device, a strategy of accelerate such as "auto", or a device for each part of the
     model."""
     if not on_cpu(model.device) and not torch.accelerator.is_available():
         raise UserError(
@@ -68,8 +68,8 @@ def on_cpu(device_map: Any) -> bool:
 
 
 def options_of(model: ModelSettings) -> dict[str, Any]:
-    """Further keyword arguments of `from_pretrained`. Raises UserError for those that have a key of
-    their own."""
+    """Return further keyword arguments of `from_pretrained`. Raises UserError for those that have a
+    key of their own."""
     for name, key in OWN_KEYS.items():
         if name in model.options:
             raise UserError(
@@ -80,7 +80,7 @@ def options_of(model: ModelSettings) -> dict[str, Any]:
 
 
 def where_of(model: ModelSettings) -> dict[str, Any]:
-    """The options that say which file or revision is meant, for config and tokenizer as well."""
+    """Return the options that select a file or revision, for config and tokenizer as well."""
     options = options_of(model)
     return {
         name: options[name] for name in ("gguf_file", "revision", "subfolder") if name in options
@@ -93,12 +93,11 @@ def dtype_of(model: ModelSettings, device: str) -> torch.dtype:
 
 
 def resolve_dtype(name: str, device: str, stored: torch.dtype | str | None = None) -> torch.dtype:
-    """``auto`` is the 16 bits of the files, bfloat16 where they have more; on a CPU bfloat16 only
-    where the files have it and the processor multiplies it, else float32. Other names are torch
-    dtypes. stored: what the files have; None: not known.
+    """Return the dtype of a name. ``auto`` is the files' dtype if that has 16 bits, else bfloat16;
+    on a CPU it is bfloat16 only if the files have it and the processor multiplies it, else float32.
+    Other names are torch dtypes. stored: dtype of the files; None: not known.
 
-    What depends on it (a harvest's plan, costs, thresholds, results) records what it became, not
-    "auto"."""
+    A harvest's plan, costs, thresholds and results record the resolved dtype, not "auto"."""
     if name == "auto":
         kept = getattr(torch, stored) if isinstance(stored, str) else stored
         if device == "cpu":

@@ -1,10 +1,10 @@
 """A causal model whose layers keep states besides keys and values: `CachedLM` with a snapshot.
 
-States are those of recurrent layers, of linear attention and of short convolutions. A state is
-about one text as a whole: nothing can be taken out of it, padding goes into it, and it cannot be
-cut back to fewer tokens. So states are copied before a call that may be rolled back; a rollback
-takes the copy, and the tokens between it and the end of what is kept run again, in the next call
-where only its last row is wanted, in one of their own otherwise."""
+States are those of recurrent layers, of linear attention and of short convolutions. A state
+summarises a whole text: it cannot be cut back to fewer tokens, and padding would enter it. So
+states are copied before a call that may be rolled back. A rollback restores the copy and runs the
+kept tokens after it again: within the next call if only that call's last row is wanted, else in a
+call of their own."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ from decoding.models.forward import Forward, Rows, TransformersForward
 from decoding.models.kv_cache import BufferCache, BufferLayer, written
 from runtime.errors import UserError
 
-# Model types whose states lie in the cache of transformers and whose layers go on from them by any
-# number of rows, as they would row by row. Mamba, FalconMamba, Jamba and Zamba go on by one row
-# alone; Zamba2 and Nemotron-H limit time steps, but not those of one row; RWKV, xLSTM, MiniMax and
-# RecurrentGemma keep states elsewhere.
+# Model types whose states lie in the cache of transformers, and whose layers continue from them by
+# any number of rows with the same result as row by row. Not Mamba, FalconMamba, Jamba and Zamba,
+# which continue by single rows only; Zamba2 and Nemotron-H, which limit time steps except those of
+# single rows; RWKV, xLSTM, MiniMax and RecurrentGemma, which keep states elsewhere.
 STATEFUL = {
     "bamba",
     "falcon_h1",
@@ -50,7 +50,7 @@ State = tuple[bool, Tensor | None, Tensor | None]
 
 
 def keeps_states(model: PreTrainedModel) -> bool:
-    """Whether `StateCache` holds what the model keeps."""
+    """Return whether the model keeps states that `StateCache` holds."""
     listed = model.config.get_text_config().model_type in STATEFUL
     limits = [getattr(part, "time_step_limit", None) for part in model.modules()]
     limited = any(limit is not None and tuple(limit) != (0.0, math.inf) for limit in limits)
@@ -58,7 +58,7 @@ def keeps_states(model: PreTrainedModel) -> bool:
 
 
 def refuse_old_transformers(key: str, model: PreTrainedModel) -> None:
-    """Raises UserError for a model that keeps states where transformers is older than `SINCE`."""
+    """Raise UserError for a model that keeps states if transformers is older than `SINCE`."""
     version = transformers.__version__
     if keeps_states(model) and tuple(map(int, version.split(".")[:2])) < SINCE:
         raise UserError(
@@ -69,12 +69,12 @@ def refuse_old_transformers(key: str, model: PreTrainedModel) -> None:
 
 
 def cached(model: PreTrainedModel, **options: Any) -> CachedLM:
-    """The model with the cache it needs. options: of `CachedLM`."""
+    """Return the model with the cache that it needs. options: those of `CachedLM`."""
     return (RecurrentLM if keeps_states(model) else CachedLM)(model, **options)
 
 
 def refuse_recurrent(key: str, lm: object, got: str) -> None:
-    """Raises UserError for a model that keeps states. got: what it would have to run, and a
+    """Raise UserError for a model that keeps states. got: what it would have to run, and a
     remedy."""
     if isinstance(lm, RecurrentLM):
         name = type(lm.model).__name__
@@ -84,7 +84,7 @@ def refuse_recurrent(key: str, lm: object, got: str) -> None:
 
 
 class StatesAndRows(LinearAttentionLayer, BufferLayer):  # type: ignore[override]
-    """State of a layer with both kinds of heads."""
+    """The cache of a layer that keeps both states and rows."""
 
     def __init__(self, number_of_states: int) -> None:
         BufferLayer.__init__(self)
@@ -116,14 +116,14 @@ class StateCache(BufferCache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """Return of each layer whether it keeps no keys and values."""
+        """Return for each layer whether it keeps no keys and values."""
         return [
             isinstance(layer, LinearAttentionLayer) and not isinstance(layer, BufferLayer)
             for layer in self.layers
         ]
 
     def saved(self) -> list[State]:
-        """Copies of all states."""
+        """Return copies of all states."""
         copies = list[State]()
         for layer, index in self._states():
             held = layer.conv_states[index], layer.recurrent_states[index]
@@ -148,21 +148,21 @@ class StateCache(BufferCache):
 
 
 class RecurrentLM(CachedLM):
-    """One text, one path. A rollback to a place before the snapshot runs the text from its
+    """A `CachedLM` of one path. A rollback to a position before the snapshot runs the text from its
     beginning.
 
-    The snapshot is taken before a call, unless the call and the one before it are of one row and
-    nothing was rolled back between them: a draft's tokens, drawn one by one, share the snapshot at
-    the last committed one."""
+    The snapshot is taken before a call, unless this call and the one before it have one row each
+    and nothing was rolled back between them: a draft's tokens, drawn one by one, share the snapshot
+    at the last committed token."""
 
     _cache: StateCache
 
     def _begin(self) -> None:
         super()._begin()
-        self._text = torch.zeros(0, dtype=torch.long)  # the first `length` are cached or to be so
+        self._text = torch.zeros(0, dtype=torch.long)  # the first `length` are, or will be, cached
         self._held = 0  # rows that are cached
         self._snapshot: list[State] = []
-        self._taken = 0  # after so many rows
+        self._taken = 0  # rows before the snapshot
         self._stepping = False  # the last call was of one row, and all it added is kept
 
     def _empty_cache(self) -> StateCache:
@@ -191,15 +191,15 @@ class RecurrentLM(CachedLM):
         return output
 
     def forward_masked(self, *rows: Any, **options: Any) -> NoReturn:
-        """Raises UserError: rows of one call that see different texts need states of their own."""
+        """Raise UserError: rows of one call that see different texts would need separate states."""
         self._refuse("rows of one text", f"drafts from many positions at once. {ALONE}")
 
     def held(self) -> NoReturn:
-        """Raises UserError: what is held to be labelled is labelled from many positions."""
+        """Raise UserError: labelling starts from many positions, which states do not allow."""
         self.forward_masked()
 
     def crop(self, length: int) -> None:
-        """Forget every cached row from ``length`` on: back to the snapshot, or to the beginning."""
+        """Forget every cached row from ``length`` on: return to the snapshot, or to the start."""
         assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
         self.length, self._tree, self._stepping = length, None, False
         if length < self._held:
@@ -211,7 +211,7 @@ class RecurrentLM(CachedLM):
             self._held = self._taken
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Keep rows as `CachedLM.keep` does, of a path that is all there is."""
+        """Keep rows as `CachedLM.keep` does; they must be a path."""
         assert rows == list(range(len(rows))), "a chain has one path"
         self.crop(start + len(rows))
 
@@ -229,9 +229,9 @@ class RecurrentLM(CachedLM):
         wanted: Wanted,
         narrow: bool = False,
     ) -> LMOutput:
-        """visible: of no account, a chain is what the model sees by itself."""
+        """Run n rows of a chain; `visible` is ignored."""
         with self._clock, torch.no_grad():
-            if self._held < self.length:  # what is kept of the text behind the snapshot runs again
+            if self._held < self.length:  # kept text after the snapshot runs again
                 missing = slice(self._held, self.length)
                 text = self._text[missing].to(self.device)[None]
                 rows = Rows(text, self._positions[None, missing])
@@ -253,8 +253,8 @@ class RecurrentLM(CachedLM):
 
 
 class OrdinaryTensors(TransformersForward):
-    """The model's states are written in place: also outside of inference mode, should the first
-    call be inside."""
+    """A `Forward` whose states are ordinary tensors: they are written in place, also outside of
+    inference mode if the first call was inside."""
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"

@@ -1,9 +1,9 @@
-"""Which models run here: those whose layers are attention behind the transformers interface, full,
-with a sliding window or in chunks, each row of which sees rows before it alone, and some that keep
-states; and of a multimodal model the text part, its decoder and output layer as a causal model.
+"""Checks of the models that are supported: causal ones whose attention (full, with a sliding window
+or in chunks) uses the transformers interface, some that keep states, and the text part of
+multimodal models, i.e. decoder and output layer as a causal model.
 
-On a text without pictures or sounds the part says what the whole does. The weights are shared, the
-towers of the other kinds of input are left to the garbage collector."""
+On a text without pictures or sounds that part gives the same logits as the whole model. Its weights
+are shared; the encoders of other inputs are left to the garbage collector."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ from decoding.models.recurrent import keeps_states, refuse_old_transformers
 from runtime.errors import UserError
 
 FROM_PADDING = "create_position_ids_from_input_ids"  # of embeddings whose positions begin there
-# Without a causal class, but the whole model reads text as one does.
+# Without a causal class, but the whole model reads text like one.
 WHOLE = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
 BOTH_WAYS = {"paligemma"}  # each token of a prompt sees all of it
 
 
 def refuse_other_layers(key: str, model: PreTrainedModel) -> None:
-    """Raises UserError for a model of other layers. key: what the user calls it."""
+    """Raise UserError for a model with other layers. key: config key of the model."""
     name, remedy = type(model).__name__, "Choose a Llama, Qwen2, Gemma, Mistral or similar model"
     types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     attends = types <= {FULL, SLIDING, CHUNKED} and model._supports_attention_backend
@@ -52,16 +52,17 @@ def refuse_other_layers(key: str, model: PreTrainedModel) -> None:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """What loads a model of this config."""
+    """Return the auto class that loads a model of this config."""
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     pictured = not causal and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if pictured else AutoModelForCausalLM
 
 
 def text_part(key: str, model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself where it reads nothing but text. key: what the user calls it.
+    """Return the text part of a model, the model itself if it reads text only. key: config key of
+    the model.
 
-    Raises UserError where the text part is no causal model that can be told."""
+    Raises UserError if no causal model can be identified as its text part."""
     config = model.config.get_text_config()
     if config is model.config or model.config.model_type in WHOLE:
         return model
@@ -76,9 +77,9 @@ def text_part(key: str, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _causal_part(kind: Any, model: PreTrainedModel) -> PreTrainedModel | None:
-    """The decoder and output layer of `model` as one of the class `kind`, where they are made for
-    it. Raises UserError where something is attached to a module around the decoder, which is left
-    out; accelerate's hooks only move tensors."""
+    """Return the decoder and output layer of `model` as a model of class `kind`; None if they do
+    not fit it. Raises UserError if something is attached to a module around the decoder, which
+    would be left out (accelerate's hooks, which only move tensors, are allowed)."""
     decoder: PreTrainedModel = model.get_decoder()
     for part in model.modules():
         around = part is not decoder and any(inner is decoder for inner in part.modules())

@@ -18,8 +18,8 @@ Table = Callable[[Context], Tensor]
 
 
 def random_table(vocab_size: int, seed: int, concentration: float = 1.0) -> Table:
-    """A Dirichlet distribution per context: concentration 1 is uniform on the simplex, below 1
-    peaky."""
+    """Return a table with a Dirichlet draw per context: concentration 1 is uniform on the simplex,
+    below 1 peaky."""
 
     def distribution(context: Context) -> Tensor:
         weights = torch.full((vocab_size,), concentration, dtype=torch.float64)
@@ -29,14 +29,14 @@ def random_table(vocab_size: int, seed: int, concentration: float = 1.0) -> Tabl
 
 
 def mixed_table(first: Table, second: Table, weight: float) -> Table:
-    """`weight` of the first distribution and the rest of the second: a draft aligned with its
-    target."""
+    """Return the mixture with `weight` of the first distribution and the rest of the second: a
+    draft aligned with its target."""
     return lambda context: weight * first(context) + (1 - weight) * second(context)
 
 
 class TableLM:
-    """The verbs of `decoding.interfaces.LM` over a table keyed by the last `order` tokens. Logits
-    are float64 log-distributions.
+    """A `decoding.interfaces.LM` over a table keyed by the last `order` tokens. Logits are float64
+    log-distributions.
 
     Hidden states [n_layers + 1, n, width] are fake but deterministic functions of the same context,
     so rules driven by a predictor can be tested too."""
@@ -69,7 +69,7 @@ class TableLM:
         return len(self._contexts)
 
     def distribution(self, context: Context) -> Tensor:
-        """[V] float64, the exact distribution after `context` (any length)."""
+        """Return the exact distribution after `context` (any length), [V] float64."""
         logits: Tensor = self._logits(context[-self.order :])
         return logits.exp()
 
@@ -124,5 +124,6 @@ def _wanted(contexts: Sequence[Context], rows: RowsWanted) -> Sequence[Context]:
 
 
 def _generator(seed: int, name: str, context: Context) -> torch.Generator:
-    """name: what the numbers are for. It is part of the seed: renaming one changes every table."""
+    """Return a generator for a context. name: purpose of the numbers, part of the seed: renaming
+    one changes every table."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {context}".encode()))

@@ -60,19 +60,20 @@ class AdaEDL(TunableRule):
         return self.predicted[-1] < self.level
 
     def end_round(self, verdict: Verdict) -> None:
-        found = self.next_state((self.level, self.rate), verdict.drafted, verdict.accepted)
-        self.level, self.rate = map(float, found)
+        state = self.next_state((self.level, self.rate), verdict.drafted, verdict.accepted)
+        self.level, self.rate = map(float, state)
 
     def policy(self, table: RolloutTable) -> Policy:
         bound = 1 - np.sqrt(self.kappa * table.entropy)
         return Policy(lowest(bound), ahead=True, adaptive=self)
 
     def first_state(self, threshold: Any) -> tuple[Any, Any]:
-        """Threshold and acceptance rate at the start of a request."""
+        """Return threshold and acceptance rate at the start of a request."""
         return threshold, self.target_rate
 
     def next_state(self, state: tuple[Any, ...], drafted: Any, accepted: Any) -> tuple[Any, Any]:
-        """The same after a round, or after a round of each of many requests ([B] each)."""
+        """Return threshold and acceptance rate after a round, or after a round of each of many
+        requests ([B] each)."""
         level, rate = state
         tested = np.greater(drafted, 0)
         share = accepted / np.maximum(drafted, 1)

@@ -1,4 +1,4 @@
-"""What stop rules that can be tuned share."""
+"""The base of stop rules that can be tuned."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ CHUNK = 65536  # rows a predictor is asked about at once
 
 
 class TunableRule(StopRule):
-    """A stop rule, and how long a draft it makes wherever a harvest has a rollout. `should_stop`
-    and `policy` must say the same.
+    """A stop rule with a `policy` for replay, which gives its draft lengths on recorded rollouts.
+    `should_stop` and `policy` must agree.
 
     A rule that asks the predictor `<name>` is `RULE` of its module `decoding.stopping.<name>`, and
     `RULE.of(checkpoint, setting)` makes one (`serving.generate`).
 
-    setting: key of its YAML that tuning sets, dotted where it is a part's
-    calls_cost: whether a number it computes takes time worth measuring
-    columns: of a harvest's round records, that `predictions` reads
+    setting: key of its YAML that tuning sets, dotted if it belongs to a part
+    calls_cost: whether computing its numbers takes noticeable time
+    columns: those of a harvest's round records that `predictions` reads
     training: the command that trains its predictor, without data and folder; "" for none
     value_says: what the n-th number it computes says of the n-th draft token; picks_class: the
         first one is the class of the round instead
@@ -46,20 +46,21 @@ class TunableRule(StopRule):
 
     @abstractmethod
     def policy(self, table: RolloutTable) -> Policy:
-        """Return the rule without its `setting`. Raises UserError for what the table lacks."""
+        """Return the rule without its `setting`. Raises UserError if the table lacks a column."""
 
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:
         """Return values of `setting` to try. points: steps from 0 to 1; gamma_max: of the draft."""
         return np.linspace(0, 1, points + 1).tolist()
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
-        """Return what its predictor says, as columns for `RolloutTable.predicted`, a row per round.
+        """Return its predictor's outputs as columns for `RolloutTable.predicted`, a row per round.
         records: `columns` of a harvest that recorded `layers`."""
         return {}
 
 
 def probabilities(predictor: Predictor, records: Records, layers: RecordedLayers) -> Tensor:
-    """Return what `predictor` says of the rounds of a harvest that recorded `layers`, [n, ...]."""
+    """Return the predictor's probabilities for the rounds of a harvest that recorded `layers`,
+    [n, ...]."""
     matrix = recorded(predictor.inputs, layers, records, predictor.when)
     parts = matrix.flatten(0, -2).split(CHUNK)
     probs = torch.cat([predictor.predict_proba(part.float()) for part in parts])
@@ -67,14 +68,14 @@ def probabilities(predictor: Predictor, records: Records, layers: RecordedLayers
 
 
 def setting_of(rule: TunableRule) -> float:
-    """Return the value its `setting` has."""
+    """Return the value of the rule's `setting`."""
     value: float = attrgetter(rule.setting)(rule)
     return value
 
 
 def refuse_older(trained: int, asked: int = 0) -> None:
-    """Raise UserError for a predictor that was trained on states more rounds old than it is asked
-    with."""
+    """Raise UserError for a predictor trained on states that are more rounds old (`trained`) than
+    those it would be asked with (`asked`)."""
     if trained > asked:
         raise UserError(
             f"stop.checkpoint: expected predictor.age={asked}, the rounds that states are old where"

@@ -38,7 +38,7 @@ class Confidence(TunableRule):
         return self.predicted[-1] < self.threshold
 
     def policy(self, table: RolloutTable) -> Policy:
-        """It looks at the token drawn last, so never before the first one."""
+        """Return the policy: the rule reads the token drawn last, so never before the first."""
         return Policy(lowest(seen_later(table.confidence, 1)), first=1)
 
     # In an overlapped engine

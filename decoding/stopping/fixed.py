@@ -26,7 +26,7 @@ class Fixed(TunableRule):
         return step.count >= self.gamma
 
     def policy(self, table: RolloutTable) -> Policy:
-        """The number compared with gamma is c + 1: it stops where that exceeds it."""
+        """Return the policy: with c tokens drawn, the rule stops if c + 1 exceeds gamma."""
         return Policy(-np.arange(1.0, table.gamma + 1)[None, None], sign=-1, first=NEVER)
 
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:

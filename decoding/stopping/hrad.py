@@ -107,8 +107,8 @@ class HRADStop(TunableRule):
         self.confidence.end_round(verdict)
 
     def policy(self, table: RolloutTable) -> Policy:
-        """One call a round. none: nothing is drawn; all: gamma tokens; some: what `confidence`
-        says, gamma at most."""
+        """Return the policy, with one call a round. none: nothing is drawn; all: gamma tokens;
+        some: until `confidence` stops, gamma at most."""
         refuse_older(self.trained_age)
         outcome, some = table.of_predictor(self.outcomes), self.confidence.policy(table)
         reach = np.where((outcome == ALL)[..., None], np.inf, some.reach)
@@ -120,7 +120,7 @@ class HRADStop(TunableRule):
         return self.confidence.grid(points, gamma_max)
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
-        """[n], the class of each round."""
+        """Return the class of each round, [n]."""
         outcome = self.decide(probabilities(self.predictor, records, layers))
         return {self.outcomes: outcome, **self.confidence.predictions(records, layers)}
 
@@ -130,7 +130,7 @@ class HRADStop(TunableRule):
         return int(self.decide(ask(self.predictor, context)))
 
     def decide(self, probs: Tensor) -> Tensor:
-        """Return the classes [n] of what the predictor says [n, C]."""
+        """Return the classes [n] decided from the predictor's probabilities [n, C]."""
         if self.none is not None:
             return torch.where(probs[:, NONE] > self.none, NONE, SOME)
         return balanced(probs, self.predictor.calibration.log_prior, self.balance).argmax(-1)

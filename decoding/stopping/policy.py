@@ -1,8 +1,8 @@
-"""How long a draft a stop rule makes, for all recorded rollouts at once.
+"""Draft lengths of a stop rule, for all recorded rollouts at once.
 
-A rule looks at one number before each draw and stops at the first that is below a threshold. What
-it would look at does not depend on the threshold, so the lowest value seen so far is computed once,
-and any threshold is a comparison. Every rule says its own `Policy`, under the structure `Chain`."""
+A rule reads one number before each draw and stops at the first that is below a threshold. These
+numbers do not depend on the threshold, so their running minimum is computed once, and any threshold
+is a comparison. Every rule gives its own `Policy`, under the structure `Chain`."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,21 +22,21 @@ class Adaptive(Protocol):
     the threshold in force first."""
 
     def first_state(self, threshold: Any) -> tuple[Any, ...]:
-        """At the start of a request."""
+        """Return the state at the start of a request."""
 
     def next_state(self, state: tuple[Any, ...], drafted: Any, accepted: Any) -> tuple[Any, ...]:
-        """After a round of `drafted` tokens, `accepted` of them accepted."""
+        """Return the state after a round of `drafted` tokens, `accepted` of them accepted."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """A stop rule without its threshold, on a table of [B, T] anchors.
 
-    reach: [B, T, G] (or broadcasting to it), the lowest value the rule has seen when it is asked
+    reach: [B, T, G] (or broadcasting to it), the lowest value the rule has read when it is asked
         with c tokens drawn; it goes on while sign * threshold <= reach
-    most: [B, T] or a number, tokens at which it stops without looking
-    ahead: whether looking takes the draft forward that the next draw would run (wasted when it
-    stops there)
+    most: [B, T] or a number, tokens at which it stops without reading a value
+    ahead: whether reading the value takes the draft forward of the next draw (wasted if it stops
+    there)
     first: smallest c at which it computes anything
     per_round: computations at the start of a round
     adaptive: the rule itself where its threshold follows the verdicts
@@ -53,8 +53,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a draft from each anchor takes, [B, T] each. drafted: tokens; forwards: of the draft;
-    calls: numbers the rule computed."""
+    """Counts of the draft from each anchor, [B, T] each. drafted: tokens; forwards: those of the
+    draft model; calls: numbers that the rule computed."""
 
     drafted: Ints
     forwards: Ints
@@ -62,17 +62,17 @@ class Lengths:
 
 
 def lengths(policy: Policy, threshold: float, limit: Ints) -> Lengths:
-    """What `Chain` draws with this rule.
+    """Return the counts of the drafts that `Chain` draws with this rule.
 
-    limit: [B, T], tokens at which nobody asks the rule any more: gamma_max, the end of the output,
+    limit: [B, T], tokens at which the rule is no longer asked: gamma_max, the end of the output, or
     an end token."""
     willing = (policy.reach >= policy.sign * threshold).sum(-1)
     return stop_at(policy, willing, np.minimum(limit, policy.most))
 
 
 def stop_at(policy: Policy, willing: Ints, limit: Ints) -> Lengths:
-    """willing: first number of tokens at which the rule says stop; limit: where it is not asked, or
-    does not look."""
+    """Return the counts of drafts. willing: first number of tokens at which the rule stops; limit:
+    number at which it is not asked, or reads no value."""
     drafted = np.minimum(willing, limit)
     asked = np.minimum(willing + 1, limit)  # how often, with fewer than `limit` tokens
     forwards = drafted + (policy.ahead & (willing < limit))
@@ -80,12 +80,12 @@ def stop_at(policy: Policy, willing: Ints, limit: Ints) -> Lengths:
 
 
 def lowest(value: Array) -> Array:
-    """Running minimum along the draft, [B, T, G]."""
+    """Return the running minimum along the draft, [B, T, G]."""
     return np.minimum.accumulate(value, axis=-1)
 
 
 def seen_later(value: NDArray[Any], tokens: int) -> Array:
-    """[B, T, G]: what depth c - tokens said, seen with c tokens drawn; nothing before."""
+    """Return [B, T, G]: with c tokens drawn, the value of depth c - tokens; none before."""
     shifted = np.full_like(value, np.inf)
     shifted[..., tokens:] = value[..., : value.shape[-1] - tokens]
     return shifted

@@ -39,9 +39,9 @@ class Product(TunableRule):
         return self.predicted[-1] < self.threshold
 
     def policy(self, table: RolloutTable) -> Policy:
-        """It looks at the tokens drawn, so never before the first one."""
+        """Return the policy: the rule reads the drawn tokens, so never before the first."""
         return Policy(lowest(seen_later(table.confidence.cumprod(-1), 1)), first=1)
 
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:
-        """Closer together the smaller they are: a long draft has a small product."""
+        """Return thresholds, the closer together the smaller: a long draft has a small product."""
         return (np.linspace(0, 1, points + 1) ** 5).tolist()

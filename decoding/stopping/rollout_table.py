@@ -1,5 +1,5 @@
-"""Rollouts recorded at every position of some responses, as arrays: all that a stop rule could have
-seen there."""
+"""Rollouts recorded at every position of responses, as arrays with all values that a stop rule may
+read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,8 @@ class RolloutTable:
     confidence: [B, T, G], the probability of each token under that distribution
     predicted: what predictors say, by the names that stop rules give it; [B, T] or [B, T, G] each
     siblings: [B, T, G, 2], P(accepted) of the second and third candidate beside each token, given
-        that the tokens before were accepted and its elder ones were not; None: not recorded
+        that the tokens before were accepted and the candidates before it were not; None: not
+        recorded
     """
 
     prompt_ids: Sequence[str]
@@ -50,8 +51,8 @@ class RolloutTable:
         return self.tokens.shape[-1]
 
     def limit(self, gamma_max: int) -> Ints:
-        """[B, T], most tokens a draft from each anchor may have: `gamma_max`, up to an end token,
-        and short of the last place of the output, which is kept for the residual or bonus token."""
+        """Return the most tokens of a draft from each anchor, [B, T]: `gamma_max`, up to an end
+        token, leaving the last token of the output for the residual or bonus token."""
         room = self.max_new[:, None] - 1 - np.arange(self.tokens.shape[1])
         return np.maximum(0, np.minimum(np.minimum(room, gamma_max), self.drawn))
 
@@ -62,7 +63,7 @@ class RolloutTable:
         )
 
     def of_predictor(self, name: str) -> Array:
-        """What `predicted` has under `name`. Raises UserError where it was not asked."""
+        """Return the predictions under `name`. Raises UserError if that predictor was not asked."""
         if name not in self.predicted:
             raise UserError(
                 f"stop.checkpoint: expected a table with {name}, got none. Replay with the rule"

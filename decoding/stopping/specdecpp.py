@@ -105,8 +105,8 @@ class SpecDecPPStop(TunableRule):
         return ask(self.predictor, self._context, drawn).item()
 
     def policy(self, table: RolloutTable) -> Policy:
-        """-(1 - survival) of the tokens scored so far: all of them ("paper"), or all but the last
-        ("code"). Only a head that reads the draft's states runs the draft before it decides."""
+        """Return the policy on -(1 - survival) of the tokens scored so far: all ("paper"), or all
+        but the last ("code"). Only a head that reads the draft's states runs the draft first."""
         unscored = 1 if self.order == "code" else 0
         rejected = seen_later(-(1 - table.of_predictor(self.survival)), 1 + unscored)
         rejected[..., : self.least] = np.inf
@@ -114,7 +114,7 @@ class SpecDecPPStop(TunableRule):
         return Policy(lowest(rejected), sign=-1, most=self.most, ahead=ahead, first=1 + unscored)
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
-        """[n, G], survival of each prefix of each rollout."""
+        """Return the survival of each prefix of each rollout, [n, G]."""
         f = probabilities(self.predictor, records, layers)
         return {self.survival: self.predictor.calibration.survival(f)}
 

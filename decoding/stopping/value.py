@@ -73,16 +73,16 @@ class ValueStop(TunableRule):
         return self.predicted[-1] < self.threshold
 
     def policy(self, table: RolloutTable) -> Policy:
-        """It looks at the token drawn last, so never before the first one."""
+        """Return the policy: the rule reads the token drawn last, so never before the first."""
         reach = lowest(seen_later(table.of_predictor(self.survival), 1))
         return Policy(reach, ahead="draft_hidden" in self.predictor.inputs.names, first=1)
 
     def grid(self, points: int, gamma_max: int) -> Sequence[float]:
-        """Equal ratios: thresholds are about the costs of forwards."""
+        """Return thresholds in equal ratios, since they are ratios of costs."""
         return [0.0, *np.geomspace(LEAST, 1, points).tolist()]
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
-        """[n, G], of the token after each one of each rollout."""
+        """Return predicted survival up to the token after each one of each rollout, [n, G]."""
         outcomes = probabilities(self.predictor, records, layers)
         return {self.survival: self._calibrated(survival(outcomes))}
 

@@ -1,11 +1,10 @@
-"""Which draw of a comb comes next, and when none is worth its time: for all recorded rollouts at
-once.
+"""Growth of combs by value against cost, for all recorded rollouts at once.
 
 A comb is a path with leaves beside its tokens: the second and third candidate of a position. One
-more token of the path costs a draft forward and a row of the target's; a leaf costs a row. A draw
-is worth the probability that it is reached and accepted, for that is what it adds to the tokens of
-the round, less the tokens that its time brings elsewhere: seconds times `rate`, tokens per second.
-The best draw goes first, and the draft ends where none is worth its time."""
+more token of the path costs a draft forward and a row of the target's; a leaf costs a row. The
+value of a draw is the probability that it is reached and accepted, i.e. the tokens it adds to the
+round; its price is the tokens that its seconds give elsewhere: seconds times `rate`, tokens per
+second. The draw of largest gain comes first, and the draft ends when no value exceeds its price."""
 
 from dataclasses import dataclass
 
@@ -20,36 +19,36 @@ from predictors.survival import Survival
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 UNCALIBRATED = Survival()
-LEAVES = 2  # most beside one token: `Chances` speaks of no more
+LEAVES = 2  # most beside one token: `Chances` covers no more
 
 
 @dataclass(frozen=True)
 class Comb:
-    """What is drawn from each of [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T,
-    G], beside each of them; 0 beyond the path."""
+    """The combs drawn from [B, T] positions. path: [B, T], tokens of the path; leaves: [B, T, G],
+    number of leaves beside each of them; 0 beyond the path."""
 
     path: Ints
     leaves: Ints
 
     @property
     def nodes(self) -> Ints:
-        """[B, T]."""
+        """Number of nodes of each comb, [B, T]."""
         return self.path + self.leaves.sum(-1)
 
 
 @dataclass(frozen=True)
 class Worth:
-    """Worth of every draw, as it is known when it may be made. further: [..., G], of the path's
-    token after d drawn ones; 1 for the first, which is always drawn; leaf: [..., G, 2], of the
-    leaves beside each token."""
+    """The value of every draw, as known when it may be made. further: [..., G], that of the path's
+    token after d drawn ones; 1 for the first, which is always drawn; leaf: [..., G, 2], those of
+    the leaves beside each token."""
 
     further: Array
     leaf: Array
 
     @classmethod
     def of(cls, chances: Chances, survival: Survival = UNCALIBRATED) -> "Worth":
-        """chances: [..., G], of each token of the path once it is drawn; survival: what their
-        products are worth."""
+        """Return the values. chances: [..., G], of each token of the path once it is drawn;
+        survival: the map from their products to survival."""
         first, following, second, third = (
             part.double().numpy()
             for part in (chances.first, chances.following, chances.second, chances.third)
@@ -63,24 +62,24 @@ class Worth:
         return cls(further, np.stack([rejected * second, rejected * (1 - second) * third], -1))
 
     def up_to(self, leaves: int) -> "Worth":
-        """No more `leaves` beside a token are worth anything."""
+        """Return the values with those of more than `leaves` leaves beside a token set to 0."""
         return Worth(self.further, np.where(np.arange(LEAVES) < leaves, self.leaf, 0.0))
 
 
 def row_seconds(cost: CostTable, budget: int) -> Array:
-    """[budget], of one more row of the target's forward beside a draft of 0, 1, ... nodes: the
-    lowest mean price that goes on from there to a larger draft, for a call may take longer by
-    steps; never below 0."""
+    """Return the seconds of one more row of the target's forward for a draft of 0, 1, ... nodes,
+    [budget]: the lowest mean price of the rows up to any larger draft, since the time of a call may
+    rise in steps; never below 0."""
     seconds = cost.target.of(np.arange(1, budget + 2))
-    found = np.zeros(budget)
+    prices = np.zeros(budget)
     for nodes in range(budget):
         more = np.arange(nodes + 1, budget + 1)
-        found[nodes] = ((seconds[more] - seconds[nodes]) / (more - nodes)).min()
-    return found.clip(min=0)
+        prices[nodes] = ((seconds[more] - seconds[nodes]) / (more - nodes)).min()
+    return prices.clip(min=0)
 
 
 def grow(worth: Worth, limit: Ints, cost: CostTable, rate: float, budget: int) -> Comb:
-    """What is drawn from each position.
+    """Grow a comb from each position.
 
     limit: [B, T], most tokens of the path; rate: tokens per second (the unit of `cost`) that a draw
     must beat; budget: most nodes"""

@@ -26,7 +26,7 @@ from runtime.settings.kinds import Nodes
 
 @dataclass
 class Position:
-    """Where the next sibling may be drawn. left: 1 - q of the children that `row` has."""
+    """A row below which the next sibling may be drawn. left: 1 - q of the children it has."""
 
     row: int
     reach: float
@@ -37,7 +37,7 @@ class Position:
         return self.reach * self.left
 
     def took(self, tree: DraftTree, child: int) -> "Position":
-        """Account for a child just drawn; the position below it."""
+        """Account for a child just drawn; return the position below it."""
         q = tree.drawn[child - 1]
         self.left -= q
         return Position(child, self.reach * q)

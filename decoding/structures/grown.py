@@ -34,13 +34,13 @@ PRIOR = 4  # tokens of plain decoding that a request begins with, when it estima
 
 @dataclass
 class Position:
-    """Where the next candidate after `row` is drawn.
+    """A position, after `row`, where the next candidate may be drawn.
 
     value: of that draw; reach: probability that the path to it is accepted and none of its
-    candidates so far; said: by the predictor, of `row` before the first candidate, of the eldest
-    candidate then; None: not asked yet, and `value` is the most it may be; beside: what was said of
-    a second candidate at the position before; chances: of younger candidates to come, each if its
-    elders are rejected; begun: whether the first was drawn"""
+    candidates so far; said: the predictor's output, for `row` before the first candidate is drawn,
+    for that candidate afterwards; None: not asked yet, and `value` is an upper bound; beside:
+    chance of a second candidate, predicted at the position before; chances: those of the next
+    candidates, each given that those before it are rejected; begun: whether the first was drawn"""
 
     row: int
     value: float
@@ -141,12 +141,12 @@ class Grown(DraftStructure):
     # In replay
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]:
-        """[n, G, 5], of each token of each rollout."""
+        """Return the outcome probabilities of each token of each rollout, [n, G, 5]."""
         return {self._outcomes: probabilities(self.predictor, records, layers)}
 
     def worth(self, table: RolloutTable) -> Worth:
-        """Return the worth of every draw of a comb with two leaves beside a token at most: more
-        siblings, and what would follow a leaf, nobody has recorded."""
+        """Return the value of every draw of a comb with at most two leaves beside a token: more
+        siblings, and continuations of leaves, are not recorded."""
         outcomes = torch.from_numpy(table.of_predictor(self._outcomes))
         survival = self.predictor.calibration.survival
         return Worth.of(Chances.of(outcomes), survival).up_to(self.siblings - 1)
@@ -154,7 +154,7 @@ class Grown(DraftStructure):
 
 @dataclass
 class _Growing:
-    """One round. waiting: (-gain, order of arrival, position)"""
+    """The growth of one draft. waiting: (-gain, order of arrival, position)"""
 
     by: Grown
     tree: DraftTree
@@ -179,8 +179,8 @@ class _Growing:
         return None
 
     def draw(self, position: Position) -> None:
-        """Draw the next candidate there, or two where their number is settled before the first, by
-        what is known then."""
+        """Draw the next candidate there, or two if the sibling distribution fixes their number
+        before the first draw."""
         if position.begun:
             self._younger(position)
             return
@@ -192,14 +192,18 @@ class _Growing:
         child = self.tree.draw(position.row)
         if child is None or len(self.tree.token) == self.budget:
             return  # nothing can be drawn after it
-        position.said = said = self._ask(child)
-        self._below(Position(child, position.value, position.reach * said.first, said, said.second))
-        position.reach *= 1 - said.first
+        position.said = predicted = self._ask(child)
+        self._below(
+            Position(
+                child, position.value, position.reach * predicted.first, predicted, predicted.second
+            )
+        )
+        position.reach *= 1 - predicted.first
         if not settled:
-            position.chances = said.younger(self.by.siblings - 1)
+            position.chances = predicted.younger(self.by.siblings - 1)
             self._offer_sibling(position)
         elif paired:
-            position.chances = [said.second]
+            position.chances = [predicted.second]
             self._younger(position)
 
     def _younger(self, position: Position) -> None:
@@ -212,8 +216,8 @@ class _Growing:
             self._offer_sibling(position)
 
     def _below(self, position: Position) -> None:
-        """A first candidate after a token that has just been drawn. It is worth no more than the
-        reach of that token; and, by a fitted survival, no more than its draw was."""
+        """Offer the first candidate after a token just drawn. Its value is at most the reach of
+        that token and, with a fitted survival, at most the value of that token's draw."""
         if not self.tree.may_grow(position.row):
             return
         if position.said is None:

@@ -43,9 +43,9 @@ class Lookup(DraftStructure):
 
 
 class Copies:
-    """Where a text ends as it did before, what followed then: `stretch` tokens for each that
-    matched (SuffixDecoding, 2411.04975, where it is called alpha), as a longer match is a better
-    sign."""
+    """Copies what followed an earlier occurrence of the text's last tokens: `stretch` tokens for
+    each that matched (alpha of SuffixDecoding, 2411.04975), since longer matches are more
+    reliable."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Copies:
         self.ngrams, self.stretch = ngram_sizes(ngram_max, ngram_min), stretch
 
     def of(self, text: Tensor, most: int) -> list[int]:
-        """`most` tokens at most; [] where `text` [n] does not repeat itself."""
+        """Return at most `most` tokens; [] if the end of `text` [n] did not occur before."""
         match = longest_match(text, self.ngrams)
         if match is None:
             return []

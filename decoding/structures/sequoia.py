@@ -31,7 +31,7 @@ class Sequoia(StaticTree):
 
 
 class TreeFile(OpenForm):
-    """A file of tune.py what=tree, with a command and a checksum, or of a person, with neither.
+    """The file of tune.py what=tree, with a command and a checksum, or one written by hand.
 
     parents: row of each node's parent; row 0 is the last committed token, node i is row i + 1"""
 

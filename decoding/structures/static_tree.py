@@ -1,4 +1,4 @@
-"""Trees whose shape is fixed before the round: which draws there are, not which tokens."""
+"""Trees whose shape (the draws, not the tokens) is fixed before the round."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -78,7 +78,7 @@ class ParallelPaths(StaticTree):
 
 
 def width_parents(widths: Sequence[int]) -> list[int]:
-    """Parent rows of the tree with these widths, layer by layer."""
+    """Return the parent rows of the tree with these widths, layer by layer."""
     parents, layer = list[int](), range(1)
     for width in widths:
         parents += [row for row in layer for _ in range(width)]

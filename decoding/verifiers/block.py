@@ -41,8 +41,8 @@ class BlockVerifier(ChainVerifier):
         return VerdictDistribution(coins * failed, lambda t: _residual(path, joint, t))
 
     def walk(self, path: DraftPath, sampler: Sampler) -> tuple[int, Tensor | None]:
-        """See `ChainVerifier`: one pass over the vocabulary per coin thrown; on a device, where
-        each look is a wait, all at once."""
+        """See `ChainVerifier`. Takes one pass over the vocabulary per coin; on a device, where each
+        read is a wait, all at once."""
         if path.first.device.type == "cpu":
             joint, masses = joint_ratios(path.drawn()), list[float]()
         else:

@@ -1,9 +1,9 @@
-"""What the released code of HSD does (2601.05724, and the paper's listing): NOT lossless.
+"""The rule of HSD's released code (2601.05724, and the paper's listing): NOT lossless.
 
 Its branches are those of block verification, but a whole draft is accepted with the uncapped ratio
 min(1, p(x_1..x_g) / q(x_1..x_g)). Where a shorter ratio was above 1 that accepts too often, so the
 text does not have the target's distribution, and more tokens are accepted than any lossless rule
-can. For measuring what of the paper's margins that explains."""
+can. It serves to measure how much of the paper's margins this explains."""
 
 import math
 from typing import Annotated

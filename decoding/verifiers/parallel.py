@@ -17,11 +17,11 @@ from decoding.verifiers.token import TokenVerifier
 
 @dataclass(frozen=True)
 class _State:
-    """What the drafts so far have led to.
+    """The state after some of the drafts.
 
     row, tokens: the end of the accepted path
-    left: [V], the target distribution there after the rejections so far (p itself after a draft
-    accepted to its end)"""
+    left: [V], the residual of the target distribution there (p itself after a draft accepted to
+    its end)"""
 
     row: int
     tokens: list[int]
@@ -77,7 +77,7 @@ class ParallelVerifier:
     def _after(
         self, draft: Draft, p: Tensor, rows: list[int], before: _State
     ) -> Iterator[tuple[float, _State]]:
-        """Each state one more draft can lead to, and its probability."""
+        """Yield each state that one more draft can lead to, and its probability."""
         path = _remaining(draft, p, rows, before)
         if path is None:
             yield 1.0, before
@@ -90,21 +90,21 @@ class ParallelVerifier:
 
 
 def paths(draft: Draft) -> list[list[int]]:
-    """The rows of each draft, without the root they share."""
+    """Return the rows of each draft, without the root they share."""
     children = draft.children()
     assert not draft.open and all(len(rows) < 2 for rows in children[1:]), (
         "drafts may share the root only"
     )
-    found = [[first] for first in children[0]]
-    for rows in found:
+    drafts = [[first] for first in children[0]]
+    for rows in drafts:
         while children[rows[-1]]:
             rows += children[rows[-1]]
-    return found
+    return drafts
 
 
 def _remaining(draft: Draft, p: Rows, rows: list[int], state: _State) -> DraftPath | None:
-    """What of a draft is still to be tested; None where it does not continue the accepted
-    tokens."""
+    """Return the part of a draft that is still to be verified; None if it does not continue the
+    accepted tokens."""
     count = len(state.tokens)
     tokens = [draft.token[row - 1] for row in rows[:count]]
     if tokens != state.tokens:

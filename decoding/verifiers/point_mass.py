@@ -1,5 +1,5 @@
-"""Candidates nobody drew: top-k tokens, n-grams, argmax. Each is a point mass, whatever probability
-a draft gave it."""
+"""Verification of candidates that were not drawn (top-k tokens, n-grams, argmax): each is a point
+mass, whatever probability a draft gave it."""
 
 from torch import Tensor
 

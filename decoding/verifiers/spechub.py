@@ -69,8 +69,8 @@ class SpecHubVerifier(TreeVerifier):
 
 
 def mass_without(values: Tensor, token: Any) -> Any:
-    """Return `mass_of` all but one token: a sum, since 1 - q(hub) of float32 distributions loses
-    what matters."""
+    """Return `mass_of` all tokens but one, as a sum: 1 - q(hub) of float32 distributions loses
+    precision."""
     if values.dim() == 1:
         return mass_of(values[:token]) + mass_of(values[token + 1 :])
     others = values.clone()

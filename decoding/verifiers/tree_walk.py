@@ -28,10 +28,10 @@ Tokens = Sequence[int] | Sequence[Tensor]
 
 
 class TreeVerifier(ABC):
-    """Walk down from the root: at each node one child is accepted, or none and the path ends there.
+    """Walks down from the root: at each node one child is accepted, or none and the path ends.
 
-    A path that reaches a leaf continues with p there; an open leaf, where the target has not run,
-    with nothing."""
+    A path that reaches a leaf continues with a token from p there; at an open leaf, where the
+    target has not run, with none."""
 
     lossless = True
     siblings: SiblingSampler
@@ -41,11 +41,11 @@ class TreeVerifier(ABC):
 
     @abstractmethod
     def trials(self, p: Tensor, q: Tensor, tokens: Tokens) -> Trials:
-        """The rule at one position. p, q: [V], target and draft distribution there; tokens: the
-        candidates in draw order."""
+        """Return the trials of one position. p, q: [V], target and draft distribution there;
+        tokens: the candidates in draw order."""
 
     def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
-        """Return it in float64 whatever the distributions are."""
+        """Return the distribution of the verdict, always in float64."""
         children, tokens = draft.children(), draft.token
 
         def outcome(row: int) -> tuple[list[tuple[Any, Any, Any]], Tensor]:
@@ -64,8 +64,8 @@ class TreeVerifier(ABC):
         )
 
     def verify(self, draft: Draft, p: Rows, sampler: Sampler) -> Verdict:
-        """Walk `distribution` lazily: touches only the distributions of rows on the accepted path;
-        on a device, where each look is a wait, all at once."""
+        """Walk `distribution` lazily: read only the distributions of rows on the accepted path; on
+        a device, where each read is a wait, all at once."""
         children, tokens, row = draft.children(), draft.token, 0
         sent = dict[int, Trials]()
         if p.device.type != "cpu":
@@ -89,7 +89,7 @@ class TreeVerifier(ABC):
 
 
 def trials_of(rule: CandidateVerifier, p: Tensor, q: Tensor, tokens: list[int]) -> Trials:
-    """Return `rule.trials`, of which a GPU sends all numbers at once."""
+    """Return `rule.trials`; a GPU sends all their numbers at once."""
     if p.device.type == "cpu":
         return rule.trials(p, q, tokens)
     return _sent(rule, p[None], q[None], {0: tokens})[0][0]
@@ -98,12 +98,11 @@ def trials_of(rule: CandidateVerifier, p: Tensor, q: Tensor, tokens: list[int]) 
 def _sent(
     rule: CandidateVerifier, p: Rows, q: Any, below: Mapping[int, list[int]]
 ) -> dict[int, tuple[Trials, Sequence[float]]]:
-    """Return the trials of rows on a device and p of their candidates, whose numbers come to the
-    host in one copy. Raises UserError where one of them is none.
+    """Return the trials of rows on a device and p of their candidates, sent to the host in one
+    copy. Raises UserError if a number is not finite.
 
-    below: candidates of each row, which are there in one copy. Rows with as many candidates are put
-    to the test together: numbers [3 t + k, m] of t trials (which candidate, a and b) and p of k
-    candidates."""
+    below: candidates of each row. The m rows with the same number k of candidates are computed
+    together: numbers [3 t + k, m] of t trials (candidate, a and b) and p of k candidates."""
     groups = defaultdict[int, list[int]](list)
     for row, candidates in below.items():
         groups[len(candidates)].append(row)
@@ -133,7 +132,7 @@ def _sent(
 
 
 def _known(numbers: Sequence[float], residual: Tensor) -> Trials:
-    """Trials whose numbers are here: candidate, a and b of each."""
+    """Yield trials from numbers on the host: candidate, a and b of each."""
     for candidate, a, b in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
         if candidate >= 0:
             yield int(candidate), a, b
@@ -141,20 +140,20 @@ def _known(numbers: Sequence[float], residual: Tensor) -> Trials:
 
 
 def at(values: Tensor, token: Any) -> Any:
-    """Return a number of [V]; of [m, V] one of each row, [m] float64."""
+    """Return the value at `token` of [V]; for [m, V] one of each row, [m] float64."""
     if values.dim() == 1:
         return values[token].item()
     return values.gather(1, token[:, None]).squeeze(1).double()
 
 
 def mass_of(values: Tensor) -> Any:
-    """Return the sum of [V]; of [m, V] one of each row, [m] float64."""
+    """Return the sum of [V]; for [m, V] one of each row, [m] float64."""
     total = values.sum(-1, dtype=torch.float64)
     return total.item() if values.dim() == 1 else total
 
 
 def take_out(values: Tensor, token: Any) -> None:
-    """Set to 0, in place, as `at` finds them."""
+    """Set the values at `token` (as in `at`) to 0, in place."""
     if values.dim() == 1:
         values[token] = 0
     else:
@@ -162,7 +161,7 @@ def take_out(values: Tensor, token: Any) -> None:
 
 
 def certain(drawn: Any) -> bool:
-    """Return whether it is above 0, as far as that is known on the host."""
+    """Return whether `drawn` is above 0; taken to be so if it is a tensor, unread by the host."""
     return isinstance(drawn, Tensor) or drawn > 0
 
 
@@ -188,8 +187,8 @@ def _exhausted(trials: Trials) -> tuple[list[tuple[Any, Any, Any]], Tensor]:
 
 
 def normalised(mass: Tensor, otherwise: Tensor) -> Tensor:
-    """Return norm(mass) [V], in place, or of many rows. No mass left means it is never drawn from:
-    `otherwise` stands in."""
+    """Return norm(mass) [V], in place, or of many rows; `otherwise` where no mass is left, which is
+    never drawn from."""
     if mass.dim() > 1 or mass.device.type != "cpu":
         sums = mass.sum(-1, keepdim=True, dtype=torch.float64)
         return torch.where(sums > 0, mass.div_(sums), otherwise)

@@ -1,9 +1,9 @@
-"""A published EAGLE draft from its files, for a target that is loaded.
+"""Loading a published EAGLE draft from its files, for a target that is loaded.
 
-Which of the formats files are of is told by themselves alone: speculators'
-(`speculators_model_type`), the flat ones of SafeAILab and SpecForge (`midlayer.*`), and EAGLE-1
-(`fc.weight` before ordinary layers). What they say becomes one `Flavour` and tensors under one set
-of names; what they leave out (embeddings, the output layer) is the target's."""
+The files themselves tell their format: speculators' (`speculators_model_type`), the flat ones of
+SafeAILab and SpecForge (`midlayer.*`), or EAGLE-1 (`fc.weight` before ordinary layers). Their
+content becomes a `Flavour` and tensors under one set of names; tensors that they leave out
+(embeddings, the output layer) are the target's."""
 
 import pickle
 import re
@@ -38,7 +38,7 @@ from runtime.errors import UserError
 KIND = "speculators_model_type"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 IDS = "eagle_aux_hidden_state_layer_ids"
-UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what others say, or know
+UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # redundant tensors
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -95,23 +95,23 @@ class Checkpoint:
 
     @property
     def layer(self) -> Mapping[str, Any]:
-        """What describes the layers, in the words of a Llama's configuration."""
+        """The part of the configuration that describes the layers, with the keys of a Llama's."""
         layer = self.config.get("transformer_layer_config")
         return layer if layer and isinstance(layer, Mapping) else self.config
 
 
 def find_checkpoint(draft: ModelSettings) -> Checkpoint | None:
-    """The draft of a pair, if it is a published EAGLE draft.
+    """Return the draft of a pair if it is a published EAGLE draft, else None.
 
-    Raises UserError where its configuration says so and its weights do not, or are damaged, and for
-    a speculator of another kind."""
+    Raises UserError if its configuration says so but its weights do not or are damaged, and for a
+    speculator of another kind."""
     where, source = where_of(draft), source_of(draft)
     if "gguf_file" in where:
         return None
     try:
         config, _ = PreTrainedConfig.get_config_dict(source, **where)
     except (OSError, ValueError, TypeError):
-        return None  # what is wrong there is said where any draft is loaded
+        return None  # the general loading of drafts reports errors here
     if not isinstance(config, dict):
         return None
     if (kind := config.get(KIND, "eagle3")) != "eagle3":
@@ -132,9 +132,9 @@ def find_checkpoint(draft: ModelSettings) -> Checkpoint | None:
 
 
 def _format_of(weights: Path, named: bool) -> Format | None:
-    """Return the format of weights beside a flat configuration, by their names; None: not of an
-    EAGLE draft. Damaged ones are refused where any draft is loaded, unless their configuration has
-    `named` them one."""
+    """Return the format of weights beside a flat configuration, by their names; None if they are
+    not of an EAGLE draft. Damaged weights are refused here if their configuration has `named` them
+    one, else by the general loading of drafts."""
     try:
         if weights.suffix == ".safetensors":
             with safe_open(weights, "pt") as file:
@@ -153,7 +153,7 @@ def _format_of(weights: Path, named: bool) -> Format | None:
 
 
 def _weights(source: str, where: Mapping[str, Any]) -> Path | None:
-    """The one file of weights; None: there is none, or there are several."""
+    """Return the file of weights; None if there is none, or there are several."""
     quiet = {
         f"_raise_exceptions_for_{what}": False
         for what in ("gated_repo", "missing_entries", "connection_errors")
@@ -169,8 +169,8 @@ def _weights(source: str, where: Mapping[str, Any]) -> Path | None:
 
 
 def _unpickled(weights: Path, mmap: bool = False) -> dict[str, Tensor]:
-    """Return the tensors of a pickled file. mmap: read what is looked at, where the file is of a
-    kind for it."""
+    """Return the tensors of a pickled file. mmap: read only tensors that are accessed, if the
+    file's format allows it."""
     with open(weights, "rb") as file:
         zipped = file.read(2) == b"PK"
     state = torch.load(weights, "cpu", weights_only=True, mmap=mmap and zipped)
@@ -188,7 +188,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
 def load_published(
     checkpoint: Checkpoint, settings: ModelSettings, target: CachedLM
 ) -> PublishedDraft:
-    """The draft of a pair.
+    """Load the draft of a pair.
 
     Raises UserError for damaged files, and for a draft of another target."""
     if more := sorted(options_of(settings).keys() - where_of(settings).keys()):
@@ -230,9 +230,9 @@ def load_published(
 
 
 def _tensors(weights: Path) -> dict[str, Tensor]:
-    """Return the tensors of the file under the names of `PublishedModel`, and d2t; without what
-    nothing is computed from. Raises UserError where it is damaged, or holds anything else, weights
-    that are not numbers as they are (quantised, say) among it."""
+    """Return the tensors of the file under the names of `PublishedModel`, and d2t, without unused
+    ones. Raises UserError if it is damaged or holds other tensors or weights that are not plain
+    numbers (quantised, say)."""
     try:
         state = load_file(weights) if weights.suffix == ".safetensors" else _unpickled(weights)
     except UNREADABLE as error:
@@ -254,7 +254,8 @@ def _tensors(weights: Path) -> dict[str, Tensor]:
 
 
 def _flavour(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int) -> Flavour:
-    """depth: layers of the target. Raises UserError for layers it has not."""
+    """Return the flavour of a checkpoint. depth: layers of the target. Raises UserError for layers
+    that it does not have."""
     config = checkpoint.config
     if checkpoint.format == "eagle1":
         return Flavour(final_norm=False, fc_bias="fc.bias" in tensors)
@@ -281,7 +282,7 @@ def _flavour(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], depth: int) 
     joined = tuple(layer + first for layer in layers)
     if checkpoint.format == "speculators":
         return Flavour(joined, **flags)
-    # SpecForge feeds back what comes before the norm, which `norm_output` leaves out if false.
+    # SpecForge feeds back the states before the norm; `norm_output` false leaves the norm out.
     final_norm = config.get("norm_output") is not False
     return Flavour(joined, **(flags | {"norm_output": False}), final_norm=final_norm)
 
@@ -320,8 +321,8 @@ def _layer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _refuse_ignored(checkpoint: Checkpoint, layer: Mapping[str, Any], normed: bool) -> None:
-    """Raises UserError for what the configuration says and no layer here does. normed: queries and
-    keys have norms."""
+    """Raise UserError for settings of the configuration that the layers here do not implement.
+    normed: queries and keys have norms."""
     honoured = HONOURED | (set() if checkpoint.format == "eagle1" else set(FLAGS))
     honoured |= {"qk_norm", "use_qk_norm"} if normed else set()
     for name, value in {**checkpoint.config, **layer}.items():
@@ -342,7 +343,7 @@ def _refuse_ignored(checkpoint: Checkpoint, layer: Mapping[str, Any], normed: bo
 
 
 def _refuse_smaller_window(layer: Mapping[str, Any], longest: int) -> None:
-    """Raises UserError for layers that see less than a context of `longest` tokens."""
+    """Raise UserError for layers that see less than a context of `longest` tokens."""
     window, types = layer.get("sliding_window"), layer.get("layer_types") or []
     full = isinstance(types, list) and {"full_attention"}.issuperset(map(str, types))
     uses = layer.get("use_sliding_window")
@@ -358,9 +359,9 @@ def _refuse_smaller_window(layer: Mapping[str, Any], longest: int) -> None:
 def _add_shared(
     tensors: dict[str, Tensor], checkpoint: Checkpoint, config: Any, target: CachedLM
 ) -> None:
-    """Take what is absent from the target. Raises UserError where it has another vocabulary, or
-    another size, and where the output layer is said to be the embeddings and those are not the
-    target's: without one of its own a draft has the target's."""
+    """Add the tensors that the file leaves out from the target. Raises UserError if the target has
+    another vocabulary or another size, and if the configuration ties the output layer to embeddings
+    that are not the target's: a draft without its own output layer has the target's."""
     embeddings = target.model.get_input_embeddings().weight.detach()
     own = tensors.get("embed_tokens.weight")
     tied = checkpoint.layer.get("tie_word_embeddings") and "lm_head.weight" not in tensors
@@ -382,9 +383,9 @@ def _add_shared(
 
 
 def _vocabulary(offsets: Tensor | None, count: int, size: int) -> Tensor | None:
-    """[k], the target's tokens that the output layer is about, from d2t; None: all.
+    """Return the target's tokens of the output layer, [k], from d2t; None: all.
 
-    Raises UserError where they are none of the target's."""
+    Raises UserError if they are not the target's."""
     if offsets is None:
         if count != size:
             has = f"d2t, for its output layer has {count} tokens and its target {size}"

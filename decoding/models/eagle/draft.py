@@ -1,16 +1,16 @@
-"""A draft that reads its target's hidden states: besides its token, each row gets what the target
-made of the text before.
+"""Drafts that read their target's hidden states: each row gets, besides its token, the target's
+states of the text before it.
 
 The row of the token at position t gets the target's hidden states at t - 1, which the target
 computed when it verified the tokens up to there. Where it has not (from the second token of a draft
-on), the draft's own hidden state at t - 1 stands in for them. q is the distribution the tokens are
-drawn from, so every verification rule is as exact as with any draft. Rows of accepted tokens are
-computed anew from the target's states as soon as there are some, as in EAGLE (Li et al. 2024,
-2401.15077; EAGLE-3: 2025, 2503.01840).
+on), the draft's own hidden state at t - 1 replaces them. q is the distribution the tokens are drawn
+from, so every verification rule is as exact as with any draft. Rows of accepted tokens are
+recomputed from the target's states as soon as these exist, as in EAGLE (Li et al. 2024, 2401.15077;
+EAGLE-3: 2025, 2503.01840).
 
 Our own kind (`FeatureMaps`) is an ordinary draft with a vector added to each token's embedding: a
-linear map of those states. How it differs: it need not have a single layer; the maps are added to
-the embedding instead of joined with it, so that training can start from an ordinary draft (maps of
+linear map of those states. Unlike EAGLE's it may have several layers, and the maps are added to the
+embedding instead of joined with it, so that training can start from an ordinary draft (maps of
 zeros)."""
 
 import json
@@ -31,17 +31,17 @@ from decoding.models.draft_model import beside
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
-FILE = "target_features.safetensors"  # of a draft (`beside`): it makes it one that reads along
+FILE = "target_features.safetensors"  # beside a draft; makes it one that reads the target's states
 EPS = 1e-5
 
 
 class Reader(Protocol):
-    """What a draft makes of hidden states before it reads them: a `FeatureMaps`, or a `Fusion`.
+    """Maps hidden states to the draft's inputs: a `FeatureMaps`, or a `Fusion`.
 
     layers: the target's hidden states that are read besides the last one (0: embeddings, i: after
         layer i)
-    described: what a fingerprint says besides `tensors`
-    tensors: weights that are not the draft model's own"""
+    described: the part of a fingerprint besides `tensors`
+    tensors: weights that do not belong to the draft model"""
 
     @property
     def layers(self) -> Sequence[int]: ...
@@ -53,22 +53,22 @@ class Reader(Protocol):
     def tensors(self) -> Sequence[Tensor]: ...
 
     def of_target(self, states: Tensor) -> Tensor:
-        """[..., H] from the target's states [..., L + 1, H_target]; zeros for zeros, which stand
-        for no state."""
+        """Return [..., H] from the target's states [..., L + 1, H_target]; zeros for zeros, which
+        stand for no state."""
         ...
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        """[n, H] from the draft's own last hidden states [n, H]."""
+        """Return [n, H] from the draft's own last hidden states [n, H]."""
         ...
 
 
 @dataclass(frozen=True)
 class FeatureMaps:
-    """What is added to the embeddings: a `Reader`.
+    """A `Reader` whose outputs are added to the embeddings.
 
-    from_states: [H, (L + 1) * H_target], of the target's states, each divided by its root mean
+    from_states: [H, (L + 1) * H_target], map of the target's states, each divided by its root mean
     square
-    from_own: [H, H], of the draft's last hidden state
+    from_own: [H, H], map of the draft's last hidden state
     """
 
     layers: tuple[int, ...]
@@ -93,10 +93,10 @@ class FeatureMaps:
 
 
 def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
-    """The maps in the folder of a draft, in its dtype and on its device; None for an ordinary
-    draft.
+    """Return the maps in the folder of a draft, in its dtype and on its device; None for an
+    ordinary draft.
 
-    Raises UserError where the file is damaged or does not fit these models.
+    Raises UserError if the file is damaged or does not fit these models.
     """
     path = beside(folder, FILE)
     if path is None:
@@ -129,8 +129,8 @@ class EagleDraft(CachedLM):
     def __init__(
         self, model: PreTrainedModel, target: CachedLM, maps: Reader, **options: Any
     ) -> None:
-        """target: records the states the maps read from now on (`CachedLM.record`); options: of
-        `CachedLM`."""
+        """target: made to record the states that the maps read (`CachedLM.record`); options: those
+        of `CachedLM`."""
         super().__init__(model, **options)
         self.maps, self._target = maps, target
         target.record(maps.layers)
@@ -167,8 +167,8 @@ class EagleDraft(CachedLM):
         logits: RowsWanted = "all",
     ) -> LMOutput:
         """Run drafted tokens as `CachedLM.forward_masked` does: each row reads the draft's own
-        state at the last cached row that it sees, whatever the target has seen by now. Of the rows
-        of the call it sees only itself."""
+        state at the last cached row that it sees, whatever the target has verified by now. Among
+        the rows of the call it sees only itself."""
         itself = visible[:, self.length :]
         assert itself.device.type != "cpu" or torch.equal(itself, torch.eye(len(tokens)).bool()), (
             "drafted tokens come one by one"
@@ -183,13 +183,13 @@ class EagleDraft(CachedLM):
         return self.maps.of_target(states)
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Drop every row from `start` on: those of accepted tokens are run again, with what the
-        target says there."""
+        """Drop every row from `start` on: those of accepted tokens are run again, with the target's
+        states."""
         self.crop(start)
 
     def _after(self, before: list[int]) -> Tensor:
-        """[1, n, H] for rows that come after the cached rows `before` [n]; -1: it is the first of
-        all."""
+        """Return the added vectors [1, n, H] of rows that follow the cached rows `before` [n]; -1:
+        the first row of the text."""
         verified, first = self._target.length, before[0]
         chain = len(before) > 1 and before == list(range(first, first + len(before)))
         if chain and before[-1] < verified:  # tokens the target has seen, one after another

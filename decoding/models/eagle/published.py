@@ -1,12 +1,12 @@
-"""EAGLE-1 and EAGLE-3 drafts as they are published (Li et al. 2024, 2401.15077; 2025, 2503.01840).
+"""Published EAGLE-1 and EAGLE-3 drafts (Li et al. 2024, 2401.15077; 2025, 2503.01840).
 
-The row of the token x_t reads a feature f of the text up to x_{t-1}: where the target has seen it,
-`fc` of some of its hidden states there, else the draft's own output one row before. EAGLE-3 joins
-the two before the attention of its first layer, u = [norm(e); norm(f)], and adds what comes out to
-f; EAGLE-1 makes them one before its layers, x = fc([e; f]).
+The row of the token x_t reads a feature f of the text up to x_{t-1}: `fc` of some of the target's
+hidden states there, or the draft's own output one row before where the target has none yet. EAGLE-3
+joins the embedding e and f before the attention of its first layer, u = [norm(e); norm(f)], and
+adds the output to f; EAGLE-1 combines them before its layers, x = fc([e; f]).
 
-The first token of a text has no feature. Published drafts have no row for it; here it has one, as
-everywhere, that no other row sees (`without_first`)."""
+The first token of a text has no feature. Published drafts have no row for it; here it has one,
+which no other row sees (`without_first`)."""
 
 import copy
 import json
@@ -40,15 +40,15 @@ LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}  # by `model_t
 
 @dataclass(frozen=True)
 class Flavour:
-    """What published drafts differ in.
+    """The differences between published drafts.
 
     layers: hidden states of the target that `fc` joins (0: embeddings, i: after layer i); none:
         EAGLE-1, which reads the last one
     norm_before_residual: attention is added to norm(f) instead of f
     norm_before_fc, fc_norm: the joined states have a norm, or each of them has one
-    norm_output: what is fed back comes after the final norm
-    final_norm: there is one, before the output layer
-    fc_bias: of EAGLE-1
+    norm_output: the states that are fed back come after the final norm
+    final_norm: there is a norm before the output layer
+    fc_bias: `fc` has a bias (EAGLE-1)
     """
 
     layers: tuple[int, ...] = ()
@@ -64,8 +64,8 @@ class PublishedModel(LlamaPreTrainedModel):
     """The weights of such a draft, under the names that speculators gives them."""
 
     def __init__(self, config: Any, flavour: Flavour, says: int, target_width: int) -> None:
-        """config: of a Llama or Qwen3, whose layers the draft has; says: tokens of its output
-        layer; target_width: of the target's hidden states."""
+        """config: of a Llama or Qwen3, whose layers the draft has; says: number of tokens of its
+        output layer; target_width: width of the target's hidden states."""
         super().__init__(config)
         self.flavour = flavour
         width, eps, joined = config.hidden_size, config.rms_norm_eps, len(flavour.layers)
@@ -94,8 +94,8 @@ class PublishedModel(LlamaPreTrainedModel):
         self.rotary_emb = rotary_of(config)
 
     def fused(self, states: Tensor) -> Tensor:
-        """[..., H], the feature of each row, from the target's states [..., L + 1, H_target], the
-        last one among them; zeros for zeros."""
+        """Return the feature of each row, [..., H], from the target's states [..., L + 1,
+        H_target], the last one among them; zeros for zeros."""
         flavour, dtype = self.flavour, self.fc.weight.dtype
         if not flavour.layers:
             return states[..., -1, :].to(self.device, dtype)
@@ -109,8 +109,8 @@ class PublishedModel(LlamaPreTrainedModel):
 
 
 def rotary_of(config: Any) -> LlamaRotaryEmbedding:
-    """Return the rotary embedding of the layers of `config`: of the first dimensions of each head
-    where `partial_rotary_factor` says so, which a Llama's ignores for the type "default"."""
+    """Return the rotary embedding of the layers of `config`, of the first dimensions of each head
+    if `partial_rotary_factor` says so (a Llama's ignores that for the type "default")."""
     rope = config.rope_parameters
     if rope["rope_type"] == "default" and rope.get("partial_rotary_factor", 1) != 1:
         config = copy.deepcopy(config)
@@ -119,8 +119,8 @@ def rotary_of(config: Any) -> LlamaRotaryEmbedding:
 
 
 class PublishedForward(Watch):
-    """The `Forward` of a `PublishedModel`. Of L layers there are L + 2 hidden states: embeddings,
-    what each layer gives, and what the output layer reads."""
+    """The `Forward` of a `PublishedModel`. With L layers it has L + 2 hidden states: embeddings,
+    the output of each layer, and the input of the output layer."""
 
     def __init__(self, model: PublishedModel, max_length: int) -> None:
         """max_length: positions lie below it."""
@@ -130,8 +130,8 @@ class PublishedForward(Watch):
         self._check()
 
     def _check(self) -> None:
-        """Take the weights that are there now. Raises UserError where something was attached, which
-        this forward would leave out."""
+        """Take the current weights. Raises UserError if something was attached that this forward
+        would leave out."""
         bare, same = self.look()
         if not bare or (not same and kinds(self._model) != self._kinds):
             raise UserError(
@@ -177,13 +177,13 @@ class PublishedForward(Watch):
 
 
 def kinds(model: nn.Module) -> list[type]:
-    """The classes of all modules."""
+    """Return the classes of all modules."""
     return [type(part) for part in model.modules()]
 
 
 def without_first(rows: Rows, length: int, dtype: torch.dtype) -> Tensor | None:
-    """The mask of `rows`, appended to `length` cached ones, without each text's first row for all
-    but itself: it is the first that a row sees. None: one row that begins its text."""
+    """Return the mask of `rows`, appended to `length` cached ones, that hides each text's first row
+    (the first that a row sees) from all other rows. None for a single row that begins its text."""
     n, lowest = rows.tokens.shape[1], torch.finfo(dtype).min
     mask = rows.mask
     if mask is None and n == 1:
@@ -199,7 +199,7 @@ def without_first(rows: Rows, length: int, dtype: torch.dtype) -> Tensor | None:
 
 
 class Fusion:
-    """What a published draft makes of hidden states: a `Reader`."""
+    """The `Reader` of a published draft."""
 
     tensors: tuple[Tensor, ...] = ()  # all weights are the model's
 
@@ -212,11 +212,11 @@ class Fusion:
         return self._model.fused(states)
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        return hidden  # they are features already
+        return hidden  # already features
 
 
 class PublishedDraft(EagleDraft):
-    """An `EagleDraft` of which any engine can make use."""
+    """The `EagleDraft` of a published checkpoint, for any engine."""
 
     def __init__(self, model: PublishedModel, target: CachedLM, **options: Any) -> None:
         """options: of `CachedLM`."""
