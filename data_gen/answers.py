@@ -1,20 +1,20 @@
-"""Answers: target responses, generated here or given, with the draft reading along; the random
-numbers of the harvest.
+"""Answers: target responses, generated here or given, with the draft's distributions along them;
+the random numbers of the harvest.
 
-Generated, a batch of prompts at a time: target and draft advance together, so every token of prompt
-and response runs through each model exactly once and the distributions p and q of each response
-position meet while they are at hand.
+Generated responses: a batch of prompts at a time, target and draft advance together, so every token
+of prompt and response runs through each model exactly once, and p and q of each response position
+are available at the same time.
 
-Given (`data_gen.responses`): both models run once along prompt and response. The given tokens are
-taken to be drawn from the target under the same warp, by whatever engine. Engines round
-differently, so now and then the target would never have said a given token (of a greedy target:
-says another one). The response is taken up to there, and ends with a token that the target draws
-itself, as a generated one would have.
+Given responses (`data_gen.responses`): both models run once along prompt and response. The given
+tokens are taken to be drawn from the target under the same warp, by any engine. Engines round
+differently, so occasionally a given token has probability 0 under the target (with a greedy target:
+is not its choice). The response is cut there, and ends with a token that the target draws itself,
+as a generated one would have.
 
 Every number drawn for a prompt comes from a stream seeded with (seed, prompt id, purpose), so a
-response does not depend on which prompts share its batch. One reservation: matrix products of
-different batch sizes round differently, so a draw that falls on the boundary between two tokens may
-now and then come out differently."""
+response does not depend on which prompts share its batch. One exception: matrix products of
+different batch sizes round differently, so a draw on the boundary between two tokens may
+occasionally differ."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,8 @@ from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
 from predictors.features.layers import side_by_side
 
-# Share of unfinished sequences at which the finished ones leave the batch (a copy of the cache).
+# Share of unfinished sequences below which finished ones are dropped from the batch, which copies
+# the cache.
 COMPACT_BELOW = 0.75
 MAX_BYTES = 100 << 20  # of the logits of one forward along a given response
 
@@ -50,7 +51,7 @@ def uniforms(seed: int, prompt_id: str, purpose: str, *shape: int) -> Tensor:
 @dataclass(frozen=True)
 class Drawn(Columns):
     """Draft tokens. q: the probability each was drawn with; top_token: [..., 3], the most probable
-    ones there (`data_gen.labels.top_tokens`); the others:
+    tokens there (`data_gen.labels.top_tokens`); the others as in
     `predictors.features.draft_statistics.q_stats`. All of one shape: [A], or [A, gamma] for whole
     rollouts."""
 
@@ -65,10 +66,10 @@ class Drawn(Columns):
 
 @dataclass(frozen=True)
 class Distributions(Drawn, Siblings):
-    """What both models say at n positions: a candidate drawn from q and its siblings, and of it all
-    [n]: response: int64, drawn from p; accept: min(1, p / q) of the candidate; overlap: sum(min(p,
-    q)); excess: of a given token -log p - H(p), in nats, infinite where p = 0; 0 for a drawn
-    one."""
+    """The outputs of both models at n positions: a candidate drawn from q, its siblings, and, [n]
+    each, response: int64, drawn from p; accept: min(1, p / q) of the candidate; overlap:
+    sum(min(p, q)); excess: -log p - H(p) of a given token, in nats, infinite where p = 0; 0 for a
+    drawn one."""
 
     response: Tensor
     accept: Tensor
@@ -80,8 +81,8 @@ class Distributions(Drawn, Siblings):
 class Answer:
     """A response of T tokens to prompt `index`. distributions: at positions 0..T-1; target_hidden:
     [A, L * H] bfloat16, at the last verified position (that of the token before the last committed
-    one) when 0, stride, 2 stride, ... tokens are out; draft_first: [A, L * H] bfloat16, of the
-    draft at the last committed token then."""
+    one) after 0, stride, 2 stride, ... response tokens; draft_first: [A, L * H] bfloat16, of the
+    draft at the last committed token there."""
 
     index: int
     distributions: Distributions
@@ -100,9 +101,9 @@ def read_answers(
     `max_new_tokens`.
 
     prompts: token ids, [P_b >= 2] each; uniform: [4, B, max_new_tokens], for responses and for
-    candidates; advance is told after each step how many tokens it brought. While an answer is out,
-    both models hold its prompt and response without the last token. Raises UserError when a model
-    returns NaN logits."""
+    candidates; advance is called after each step with its number of tokens. While an answer is
+    yielded, both models hold its prompt and response without the last token. Raises UserError when
+    a model returns NaN logits."""
     layers, end_ids = settings.layers, torch.tensor(sorted(pair.eos_ids))
     compared = partial(compare, Warps.of(settings, pair.draft))
     opening, most = [prompt[:-2] for prompt in prompts], settings.max_new_tokens
@@ -174,7 +175,7 @@ def teacher_forced_answers(
     at_once = max(1, MAX_BYTES // (4 * target.vocab_size))
 
     def at_anchors(tokens: Tensor, layers: Sequence[int]) -> dict[str, Any]:
-        """Return what of the hidden states is wanted where so many `tokens` [n] are out."""
+        """Return the request for hidden states after these numbers of response `tokens` [n]."""
         rows = (tokens % settings.stride == 0).nonzero()[:, 0].tolist()
         return {"hidden": layers if rows else (), "hidden_rows": rows}
 
@@ -216,10 +217,9 @@ def compare(
     warps: Warps, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
 ) -> Distributions:
     """Warp the logits of the target [n, V] and the draft [n, columns] and draw a response token, a
-    candidate and its siblings per row. uniform: [n, 4], or [n, 2] where nothing is asked about
-    siblings.
+    candidate and its siblings per row. uniform: [n, 4], or [n, 2] without siblings.
 
-    given: [n], taken instead of the draw where the warped target may say it.
+    given: [n], taken instead of the draw where its p is above 0.
     """
     own, whole, q = warps.own, warps.target.probs(p_logits), warps.draft.probs(q_logits)
     unwarped_q = q if warps.draft == Warp() else Warp().probs(q_logits)

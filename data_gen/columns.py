@@ -1,10 +1,9 @@
-"""Tables of tensors whose rows are positions: how they are worked out, and which columns a
-distribution has.
+"""Tables of tensors whose rows are positions: their blockwise computation, and the columns of a
+distribution.
 
-A harvest looks at a draft's distributions where the draft has any: at the tokens that it may
-propose. A draft with a small vocabulary gives all other tokens no probability. For the acceptance
-of its tokens, for residuals and for what comes after it is enough to know what the target gives all
-of those together: they are one column, behind the draft's own."""
+A draft with a small vocabulary gives all other tokens probability 0. For the acceptance of its
+tokens and for residuals, only the target's total probability of those other tokens matters: they
+are one column, after those of the draft's tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,8 +16,8 @@ from data_gen.settings import HarvestSettings
 from decoding.models.cached_lm import CachedLM
 from decoding.sampling import Warp
 
-# Numbers worked on at once on a CPU: so many fit a core's cache, a whole batch takes three times as
-# long.
+# Numbers computed at once on a CPU: as many as fit a core's cache; a whole batch takes three times
+# as long.
 AT_ONCE = 200_000
 
 
@@ -38,7 +37,7 @@ class Columns:
         how: Callable[[list[Tensor], int], Tensor] = torch.cat,
         dim: int = 0,
     ) -> Self:
-        """Return the columns of this class, also of parts that have more."""
+        """Join parts, keeping the columns of this class where they have more."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: how([getattr(part, name) for part in parts], dim) for name in names})
 
@@ -47,7 +46,7 @@ ColumnsT = TypeVar("ColumnsT", bound=Columns)
 
 
 def blockwise(distribution: Callable[..., ColumnsT], *rows: Tensor) -> ColumnsT:
-    """Return `distribution(*rows)` of rows [n, ...], worked out a few rows at a time on a CPU."""
+    """Return `distribution(*rows)` of rows [n, ...], computed a few rows at a time on a CPU."""
     parts = [distribution(*block) for block in blocks(*rows)]
     return type(parts[0]).join(parts)
 
@@ -75,7 +74,7 @@ class OwnTokens:
 
     @classmethod
     def of(cls, draft: CachedLM) -> Self:
-        """Return the columns of the logits that a draft gives now."""
+        """Return the columns of the logits that a draft currently gives."""
         return cls(draft.vocabulary if draft.merges else None, draft.vocab_size)
 
     @property
@@ -91,28 +90,29 @@ class OwnTokens:
         return torch.cat([own, rest], -1)
 
     def ids(self, column: Tensor) -> Tensor:
-        """Return the tokens of columns [...] that have one; what is negative stays."""
+        """Return the tokens of columns [...] that have one; negative numbers stay."""
         if self.tokens is None:
             return column
         return torch.where(column < 0, column, self.tokens[column.clamp(0, len(self.tokens) - 1)])
 
     def columns_of(self, ids: Tensor) -> Tensor:
-        """Return where proposed tokens [...] stand; what is negative stays."""
+        """Return the columns of proposed tokens [...]; negative numbers stay."""
         if self.tokens is None:
             return ids
         return torch.where(ids < 0, ids, torch.searchsorted(self.tokens, ids))
 
 
 def may_merge(draft: CachedLM) -> bool:
-    """Whether its tokens are some of all, and in the order of their ids: ties go to the lowest."""
+    """Return whether the draft has a smaller vocabulary in the order of ids, so that ties go to the
+    lowest."""
     tokens = draft.vocabulary
     return tokens is not None and bool((tokens.diff() > 0).all())
 
 
 @dataclass(frozen=True)
 class Warps:
-    """Warps of both models, from logits to distributions that are compared, in the columns `own`,
-    in which the draft's logits are given."""
+    """Warps of both models, to distributions in the columns `own`, which are those of the draft's
+    logits."""
 
     target: Warp
     draft: Warp

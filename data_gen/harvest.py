@@ -1,11 +1,11 @@
-"""Pair x prompts -> records: the target answers, both models are run along the answers, labels are
-written as shards.
+"""Harvest of a pair and prompts: the target answers, both models are run along the answers, labels
+are written as shards.
 
 The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards
 (`data_gen.storage.chunks`) and the unit of resuming and of sharing work
-(`data_gen.storage.sharing`). What is written depends on the plan only: a harvest that was
-interrupted, or made by several processes, equals any other; up to rounding where memory bounds how
-much is labelled together (`data_gen.room`)."""
+(`data_gen.storage.sharing`). The records depend on the plan only: a harvest that was interrupted,
+or made by several processes, equals any other, up to rounding where memory limits how many
+responses are labelled together (`data_gen.room`)."""
 
 import hashlib
 import json
@@ -33,19 +33,18 @@ from decoding.models.machine import dtypes
 
 @dataclass(frozen=True)
 class Progress:
-    """Callbacks. sampled(tokens): so many response tokens were drawn; finished(prompts, tokens): so
-    many prompts are done, with that many tokens drawn for them in this run (0 for what an earlier
-    run has done)."""
+    """Callbacks with numbers. sampled(tokens): response tokens drawn; finished(prompts, tokens):
+    prompts finished, and tokens drawn for them in this run (0 for those of an earlier run)."""
 
     sampled: Callable[[int], object] = lambda tokens: None
     finished: Callable[[int, int], object] = lambda prompts, tokens: None
 
     def earlier(self, marker: Marker) -> None:
-        """A chunk was made by an earlier run."""
+        """Count a chunk that was made by an earlier run."""
         self.finished(marker.prompts, 0)
 
     def elsewhere(self, marker: Marker) -> None:
-        """A chunk was made by another process of this run."""
+        """Count a chunk that was made by another process of this run."""
         self.sampled(marker.tokens)
         self.finished(marker.prompts, marker.tokens)
 
@@ -74,8 +73,8 @@ def harvest(
 
 @contextmanager
 def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
-    """Let both models leave their outputs on one device, and the draft's be about the tokens
-    that it may propose (`data_gen.columns`)."""
+    """Let both models leave their outputs on one device, and the draft give logits of the tokens
+    that it may propose only (`data_gen.columns`)."""
     before = pair.target.output_device, pair.draft.output_device
     pair.target.output_device = pair.draft.output_device = device
     pair.draft.merges = may_merge(pair.draft)
@@ -102,7 +101,7 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 
 
 def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, Any]:
-    """Return what of a plan is known before a model is loaded. splits: of every prompt."""
+    """Return the part of a plan that is known before a model is loaded. splits: of every prompt."""
     counts = {split: splits.count(split) for split in shards.SPLITS}
     head = {"schema_version": shards.SCHEMA_VERSION, "splits": counts, "split_by": SPLIT_BY}
     return head | settings.to_dict()

@@ -1,9 +1,10 @@
-"""Labels: how likely, and how far, the target accepts what the draft proposes, and more candidates
-for a position than the one that was drafted. Pure functions of distributions and tokens.
+"""Labels: the probability that the target accepts draft tokens, accepted lengths, and further
+candidates of a position. Pure functions of distributions and tokens.
 
-Three ways to choose more candidates, each with the verification rule that is exact for it: drawn
-without replacement (RRSw), SpecHub's pair, the draft's most probable tokens as point masses. All of
-it is what `decoding.verifiers` says of one position, for many positions at once, in float32."""
+There are three ways to choose more candidates, each with the verification rule that is exact for
+it: drawn without replacement (RRSw), SpecHub's pair, and the draft's most probable tokens as point
+masses. The formulas are those of `decoding.verifiers` for one position, applied to many positions
+at once, in float32."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -61,15 +62,16 @@ class Siblings(Columns):
 
     @classmethod
     def unknown(cls, *shape: int, device: torch.device | None = None) -> "Siblings":
-        """No candidate, nothing accepted."""
+        """Return siblings without candidates, and with acceptance 0."""
         token = torch.full((*shape, MORE), -1, device=device)
         accept = [torch.zeros(*shape, count, device=device) for count in (MORE, MORE, TOP)]
         return Siblings(token, *accept)
 
 
 def siblings(p: Tensor, q: Tensor, token: Tensor, top: Tensor, uniform: Tensor) -> Siblings:
-    """p, q: [n, V], distributions of target and draft; token: [n], drawn from q; top: [n, 3], as
-    `top_tokens` gives them; uniform: [n, 2], draws of the second and third candidate."""
+    """Return the siblings of drawn tokens. p, q: [n, V], distributions of target and draft; token:
+    [n], drawn from q; top: [n, 3], from `top_tokens`; uniform: [n, 2], draws of the second and
+    third candidate."""
     left, pool, drawn = p, q.clone(), token
     tokens, accepts = list[Tensor](), list[Tensor]()
     for number in range(MORE):  # without replacement
@@ -78,12 +80,12 @@ def siblings(p: Tensor, q: Tensor, token: Tensor, top: Tensor, uniform: Tensor) 
         pool.scatter_(-1, drawn[:, None], 0.0)
         mass = pool.sum(-1)
         any_left = mass > 0
-        all_left = pool.device.type == "cpu" and bool(any_left.all())  # a GPU adds sooner than asks
+        all_left = pool.device.type == "cpu" and bool(any_left.all())  # a GPU would have to wait
         drawn = pick(pool if all_left else pool + (~any_left)[:, None], uniform[:, number])
         accept = (at(left, drawn) * mass / at(pool, drawn).clamp_min(1e-38)).clamp_max(1.0)
         tokens.append(torch.where(any_left, drawn, -1))
         accepts.append(torch.where(any_left, accept, 0.0))
-    # point masses, of which one that is missing takes nothing
+    # point masses; a missing one takes no mass
     best = torch.where(top >= 0, p.gather(-1, top.clamp_min(0)), 0.0)
     remaining = p.sum(-1, keepdim=True) - (best.cumsum(-1) - best)
     return Siblings(
@@ -106,7 +108,8 @@ def top_tokens(logits: Tensor) -> Tensor:
 
 
 def _hub_pair(p: Tensor, q: Tensor, token: Tensor, second: Tensor) -> Tensor:
-    """`second`: drawn from q without `token`, the pair's other token where `token` is the hub."""
+    """Return `Siblings.hub_accept`. second: drawn from q without `token`; the pair's other token
+    where `token` is the hub."""
     hub = largest(q)
     first, of_hub = token == hub, hub[:, None]
     x = torch.where(first, second.clamp_min(0), token)

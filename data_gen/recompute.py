@@ -26,10 +26,10 @@ Maker = Callable[[ModelPair, Row, Row, RecordedLayers], Tensor]
 def recompute(
     harvest: Harvest, kind: str, split: str, columns: Collection[str], settings: Pair
 ) -> Row:
-    """Return those columns of `data_gen.samples.read_columns(harvest, kind, split, columns)`, equal
-    up to rounding to what a harvest would have stored.
+    """Return the recomputed columns of `data_gen.samples.read_columns(harvest, kind, split,
+    columns)`, equal up to rounding to those that a harvest would have stored.
 
-    settings: of the pair that was harvested. Raises UserError where it is another one.
+    settings: of the pair that was harvested. Raises UserError if it is another pair.
     """
     pair = _loaded(OmegaConf.to_yaml(settings.composed, resolve=True))
     models = {"target": harvest.pair.target, "draft": harvest.pair.draft}
@@ -50,7 +50,7 @@ def recompute(
 
 @lru_cache(maxsize=1)
 def _loaded(pair: str) -> ModelPair:
-    """Return the pair of these settings, kept for the next split."""
+    """Load the pair of these settings (JSON); cached for the next split."""
     return load_pair(Pair.of(OmegaConf.create(pair)))
 
 
@@ -59,21 +59,21 @@ def text_of(answer: Row) -> Tensor:
 
 
 def run(lm: CachedLM, tokens: Tensor) -> None:
-    """Let the cache hold exactly these tokens."""
+    """Run the model so that its cache holds exactly these tokens."""
     lm.reset()
     lm.forward(tokens, logits="none")
 
 
 def run_draft(pair: ModelPair, answer: Row) -> None:
-    """Let the draft's cache hold prompt and response, as it reads them when they are verified."""
+    """Run the draft so that its cache holds prompt and response, as after verification."""
     if pair.draft.reads_target:
         run(pair.target, text_of(answer))
     run(pair.draft, text_of(answer))
 
 
 def mixed_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[n, L * H] bfloat16 of the draft at the kept candidates of a mixed sequence
-    (`data_gen.records.mixed`)."""
+    """Return the draft's hidden states [n, L * H] bfloat16 at the kept candidates of a mixed
+    sequence (`data_gen.records.mixed`)."""
     start, sequence = len(answer["prompt_tokens"]), answer["response_tokens"].clone()
     sequence[row["position"]] = row["token"]
     run_draft(pair, answer)
@@ -95,13 +95,15 @@ def _along_text(lm: CachedLM, answer: Row, rows: Tensor, layers: tuple[int, ...]
 
 
 def target_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[A, L * H] bfloat16 of the target at the last verified position before each anchor."""
+    """Return the target's hidden states [A, L * H] bfloat16 at the last verified position before
+    each anchor."""
     verified = row["anchor"] + len(answer["prompt_tokens"]) - 2
     return _along_text(pair.target, answer, verified, layers.of("target_hidden"))
 
 
 def draft_first(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[A, L * H] bfloat16 of the draft at the last committed token before each anchor."""
+    """Return the draft's hidden states [A, L * H] bfloat16 at the last committed token before each
+    anchor."""
     if pair.draft.reads_target:
         run(pair.target, text_of(answer))
     committed = row["anchor"] + len(answer["prompt_tokens"]) - 1
@@ -109,13 +111,13 @@ def draft_first(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) 
 
 
 def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[A, gamma, L * H] bfloat16 of the draft at every token of the rounds."""
+    """Return the draft's hidden states [A, gamma, L * H] bfloat16 at every token of the rounds."""
     run_draft(pair, answer)
     draft, count, read = pair.draft, len(row["anchor"]), layers.of("draft_hidden")
     base, last = draft.length, row["anchor"] + len(answer["prompt_tokens"]) - 1
     tokens = row["token"].view(count, -1)
     gamma = tokens.shape[1]
-    at_once = 1 if draft.reads_target else gamma  # one that reads its own state needs that first
+    at_once = 1 if draft.reads_target else gamma  # a draft that reads its own states goes stepwise
     places, parts = Places(last, torch.zeros_like(last)), list[Tensor]()
     for some in torch.arange(count).split(max(1, together(pair) * 4 // gamma)):
         here = places.take(some)
@@ -129,13 +131,14 @@ def draft_hidden(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers)
 
 
 def embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[n, E] or [A, gamma, E] bfloat16 of every drawn token."""
+    """Return the input embeddings [n, E] or [A, gamma, E] bfloat16 of every drawn token."""
     shape = [len(row["anchor"]), -1] if "anchor" in row else [-1]
     return embedded(pair.target, row["token"]).view(*shape, pair.target.embed(0).shape[0])
 
 
 def committed_embedding(pair: ModelPair, answer: Row, row: Row, layers: RecordedLayers) -> Tensor:
-    """[A, E] bfloat16 of the last committed token before each anchor."""
+    """Return the input embeddings [A, E] bfloat16 of the last committed token before each
+    anchor."""
     return embedded(pair.target, row["committed"])
 
 

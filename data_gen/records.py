@@ -1,7 +1,8 @@
-"""The records of prompts, top to bottom: mixed sequences, rounds, and what both refer to.
+"""The records of prompts: mixed sequences, rounds, and the responses both refer to.
 
-Every function takes the models as `data_gen.room.joined` leaves them: each holds the prompts and
-responses, one text after another, but for the last token of each response. It leaves them so."""
+Every function expects the models' caches as `data_gen.room.joined` leaves them, and leaves them
+so: each holds the prompts and responses, one text after another, without the last token of each
+response."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Text:
     anchors: Tensor
 
     def uniforms(self, purpose: str, settings: HarvestSettings, *shape: int) -> Tensor:
-        """[A, gamma, ...]"""
+        """Return uniform numbers, [A, gamma, ...]."""
         shape = (len(self.anchors), settings.gamma, *shape)
         return uniforms(settings.seed, self.request.prompt_id, purpose, *shape)
 
@@ -55,7 +56,7 @@ def label(
     settings: HarvestSettings,
     room: Room,
 ) -> list[dict[str, Row]]:
-    """Return all records of some prompts, each by kind (`data_gen.storage.shards.SCHEMAS`)."""
+    """Return all records of each prompt by kind (`data_gen.storage.shards.SCHEMAS`)."""
     texts, start = list[Text](), 0
     for request, answer in zip(requests, answers, strict=True):
         response = answer.distributions.response.cpu()
@@ -84,7 +85,7 @@ def label(
 
 
 def after_prompts(texts: Sequence[Text], following: Sequence[Tensor]) -> Texts:
-    """following: tokens after each prompt."""
+    """Return the texts as they lie in the cache. following: tokens after each prompt."""
     start = torch.tensor([text.start for text in texts])
     prompts = torch.tensor([len(text.request.tokens) for text in texts])
     return Texts(Places(start + prompts - 1, start), following)
@@ -93,8 +94,8 @@ def after_prompts(texts: Sequence[Text], following: Sequence[Tensor]) -> Texts:
 def mixed(
     draft: CachedLM, texts: Sequence[Text], settings: HarvestSettings, room: Room
 ) -> list[Row]:
-    """Return draft tokens in a mix of response and candidates, SpecDec++'s records (2405.19715,
-    section 3.2), of each text.
+    """Return for each text SpecDec++'s records (2405.19715, section 3.2): draft tokens in a mix of
+    response and candidates.
 
     Z_t is the response token with probability r = `mixing`, else the candidate Y_t; the record of t
     is kept where Z_t = Y_t. Its label belongs to the unmixed context, as in the paper; so do the
@@ -124,7 +125,7 @@ def mixed(
 def rounds(
     pair: ModelPair, texts: Sequence[Text], settings: HarvestSettings, room: Room
 ) -> list[Row]:
-    """Return of each text the round of gamma draft tokens that would follow each anchor of the
+    """Return for each text the rounds of gamma draft tokens that would follow each anchor of the
     response, never cut short."""
     gamma, greedy = settings.gamma, settings.warp.temperature == 0
     first = Distributions.join([text.answer.distributions.take(text.anchors) for text in texts])
@@ -150,8 +151,8 @@ def rounds(
         known = torch.full_like(anchors, gamma)
         if greedy and int(response[-1]) not in pair.eos_ids:  # it was cut
             known = (len(response) - anchors).clamp(max=gamma)
-        # how the draft fared before each anchor: verdicts on the candidates of all earlier
-        # positions, by the coin of their round where there is one
+        # recent acceptance before each anchor: verdicts on the candidates of all earlier
+        # positions, by the draw of their round if there is one
         everywhere = uniforms(settings.seed, text.request.prompt_id, "history", len(response))
         everywhere[anchors] = first_uniform
         accepted = everywhere < answer.distributions.accept.cpu()
@@ -178,7 +179,7 @@ def rollouts(
     """Yield gamma draft tokens from each anchor, the first of which are the candidates of the
     answers; a part of the anchors at a time, in order."""
     layers = settings.layers.of("draft_hidden")
-    shared = not draft.reads_target  # else a context drafted and the same one verified are two
+    shared = not draft.reads_target  # else its states differ between drafted and verified contexts
     if shared and settings.stride == 1 and settings.draft_warp.temperature == 0:
         responses = after_prompts(texts, [text.response for text in texts])
         yield roll_greedy(draft, responses, first, settings.gamma, layers, room.rollouts)
@@ -200,7 +201,7 @@ def judged(
     uniform: Uniforms,
     settings: HarvestSettings,
 ) -> Row:
-    """Return some rollouts, and what the target says of them; hidden states as tensors."""
+    """Return some rollouts with the target's verdicts; hidden states as tensors."""
     tokens, warps = rolled.drawn.token.cpu(), Warps.of(settings, pair.draft)
     drafted = drafted_length(tokens, pair.eos_ids)
     if settings.warp.temperature == 0:
@@ -221,5 +222,5 @@ def judged(
 
 
 def packed(hidden: Tensor, settings: HarvestSettings) -> np.ndarray:
-    """Return hidden states [..., D] as they are stored, if they are."""
+    """Return hidden states [..., D] in the form in which they are stored, if they are stored."""
     return pack_features(hidden if settings.features_stored else hidden.new_empty(0))

@@ -1,4 +1,4 @@
-"""From prompts to requests: tokens that fit the models, and a split for every prompt."""
+"""Requests made from prompts: tokens that fit the models, and a split for every prompt."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.files import file_hash
 
-SPLIT_BY = "text"  # what decides the split of a prompt, as plans record it
+SPLIT_BY = "text"  # prompts are split by their text; plans record it
 
 
 @dataclass(frozen=True)
 class Request:
     """A prompt ready for the models, to be harvested or decoded. tokens: [P] int64, at least 2 of
-    them for a harvest; split: "train", "calibration" or "test", or "all" where no split was asked
-    for; response: [T >= 1] int64, what the target has answered elsewhere (`data_gen.responses`), or
-    None; date: as of the prompt."""
+    them for a harvest; split: "train", "calibration" or "test", or "all" if no split was asked for;
+    response: [T >= 1] int64, the target's external response (`data_gen.responses`), or None; date:
+    that of the prompt."""
 
     prompt_id: str
     dataset: str
@@ -85,9 +85,8 @@ def requests_of_split(
 
 
 def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = True) -> Tensor:
-    """Return the ids [n] of a prompt that leaves room for `new_tokens` in the target's context and,
-    where the draft runs along all of them (`drafted`), in the draft's. Raises UserError for another
-    one."""
+    """Return the ids [n] of a prompt. Raises UserError if it leaves no room for `new_tokens` in the
+    target's context or, if the draft runs along all of them (`drafted`), in the draft's."""
     tokens = prompt_ids(prompt, pair.tokenizer, pair.target.max_length - new_tokens)
     context = pair.draft.max_length
     if drafted and len(tokens) > context - new_tokens:
@@ -100,11 +99,11 @@ def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = Tr
 
 
 def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], where: str) -> None:
-    """Raise UserError where a harvest was split by other shares than these: what it kept for tests,
-    and what it trained on, are not what they are here.
+    """Raise UserError if a harvest was split by other shares than these, so that its training and
+    test prompts are not those of this run.
 
-    data: `folder` of the harvest and `sha256` of its manifest. One that is gone, or was made anew
-    since, is not asked.
+    data: `folder` of the harvest and `sha256` of its manifest. A harvest that is gone or was made
+    anew since is not checked.
     where: what was made of it.
     """
     path = Path(data["folder"]) / "manifest.json"
@@ -156,8 +155,8 @@ def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) ->
 
 
 def normalised(text: str) -> str:
-    """Return `text` without what tells no two tasks apart: case, compatibility forms, blanks
-    anywhere, punctuation; where nothing else is in it, without blanks at its ends."""
+    """Return `text` without details that distinguish no tasks: case, compatibility forms, blanks
+    and punctuation; a text of these alone only loses the blanks at its ends."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     told = "".join(c for c in folded if unicodedata.category(c)[0] not in "PZC")
     return told or folded.strip()

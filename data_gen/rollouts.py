@@ -23,15 +23,14 @@ from predictors.features.layers import side_by_side
 
 @dataclass(frozen=True)
 class Places(Columns):
-    """Cached rows that something follows, in a cache that holds texts one after another. row: [A];
-    start: [A], row of the first token of the text that each belongs to."""
+    """Cached rows after which rollouts begin, in a cache that holds texts one after another. row:
+    [A]; start: [A], row of the first token of each one's text."""
 
     row: Tensor
     start: Tensor
 
     def past(self, cached: int, device: torch.device) -> Tensor:
-        """Return [A, cached] bool on a device: of its text each sees what is there up to its
-        row."""
+        """Return the mask [A, cached] bool on a device: each sees its own text up to its row."""
         row, start = (each.to(device)[:, None] for each in (self.row, self.start))
         column = torch.arange(cached, device=device)
         return (column <= row) & (column >= start)
@@ -45,7 +44,7 @@ class Texts:
     following: Sequence[Tensor]
 
     def places(self) -> Places:
-        """Return the rows before each of those tokens, as they lie in the cache: [sum T_i]."""
+        """Return the cached rows before each of the tokens: [sum T_i]."""
         lengths = torch.tensor([len(tokens) for tokens in self.following])
         depth = torch.cat([torch.arange(length) for length in lengths.tolist()])
         prompt = self.prompt.take(torch.arange(len(lengths)).repeat_interleave(lengths))
@@ -65,7 +64,7 @@ class Rollouts:
     logits: Tensor | None = None
 
     def parts(self, most: int) -> "Iterator[Rollouts]":
-        """Yield at most so many at a time, in order."""
+        """Yield at most `most` rollouts at a time, in order."""
         for start in range(0, len(self.places.row), most):
             some = slice(start, start + most)
             logits = None if self.logits is None else self.logits[some]
@@ -74,7 +73,7 @@ class Rollouts:
 
 
 def states_of(output: LMOutput) -> Tensor:
-    """Return the hidden states [n, L * H] of a pass that was asked for them."""
+    """Return the hidden states [n, L * H] in an output, which must have them."""
     assert output.hidden is not None
     return side_by_side(output.hidden)
 
@@ -112,11 +111,12 @@ def roll(
 def roll_greedy(
     draft: CachedLM, texts: Texts, first: Drawn, gamma: int, layers: Sequence[int], together: int
 ) -> Rollouts:
-    """Rollouts of a greedy draft from every position of some responses, each context run on once.
+    """Return rollouts of a greedy draft from every position of some responses, running each context
+    only once.
 
-    Where the draft says what the response says, the rollout is that token and then the rollout of
-    the next position. texts: with the responses, which are in the cache but for the last token of
-    each; it is left as it was. first: [sum T_i]; together: rollouts of one forward."""
+    Where the draft's token is the response's, the rollout is that token and then the rollout of the
+    next position. texts: with the responses, which are cached without the last token of each; the
+    cache is left as it was. first: [sum T_i]; together: rollouts of one forward."""
     places, proposed = texts.places(), first.token.cpu()
     own = proposed != torch.cat([*texts.following])
     own[torch.tensor([len(each) for each in texts.following]).cumsum(0) - 1] = True
@@ -138,19 +138,19 @@ def roll_greedy(
 def candidate_states(
     draft: CachedLM, texts: Texts, positions: Sequence[Tensor], layers: Sequence[int], together: int
 ) -> Tensor:
-    """Hidden states [sum k_i, L * H] bfloat16 of the draft at `positions` [k_i] of sequences of
-    candidates and response tokens, the `following` of texts whose responses are in the draft's
-    cache but for the last token. It is left as it was; together: rows of one forward.
+    """Return the draft's hidden states [sum k_i, L * H] bfloat16 at `positions` [k_i] of sequences
+    of candidates and response tokens, the `following` of texts whose responses are in the draft's
+    cache without the last token. The cache is left as it was; together: rows of one forward.
 
-    A draft that reads its target's states has none of the target's at candidates, and none of its
-    own but at the first few after a verified one. It runs on each candidate as decoding does: as
-    the first one drafted after the response."""
+    A draft that reads its target's states has none of them at candidates, and its own only at the
+    first few after a verified token. It runs on each candidate as in decoding: as the first token
+    drafted after the response."""
     lengths = torch.tensor([len(tokens) for tokens in texts.following])
     first = (lengths.cumsum(0) - lengths).tolist()
     wanted = torch.cat([start + some for start, some in zip(first, positions, strict=True)])
     if not draft.reads_target:
         return run_after(draft, texts, layers, together)[wanted]
-    some = wanted if len(wanted) else torch.arange(1)  # what none is like
+    some = wanted if len(wanted) else torch.arange(1)  # one row to get the shape of none
     places, tokens = texts.places().take(some), torch.cat([*texts.following])[some]
     parts, base = list[Tensor](), draft.length
     for part in torch.arange(len(some)).split(together):
@@ -162,9 +162,8 @@ def candidate_states(
 
 
 def run_after(draft: CachedLM, texts: Texts, layers: Sequence[int], together: int) -> Tensor:
-    """Return [sum T_i, L * H] bfloat16 of the draft at the tokens that follow each prompt; whole
-    texts in one forward as far as these are at most `together` rows. The cache is left as it
-    was."""
+    """Return the draft's hidden states [sum T_i, L * H] bfloat16 at the tokens that follow each
+    prompt; whole texts run in one forward up to `together` rows. The cache is left as it was."""
     parts, base = list[Tensor](), draft.length
     groups, filled = list[list[int]](), 0
     for index, tokens in enumerate(texts.following):
@@ -189,12 +188,12 @@ def run_after(draft: CachedLM, texts: Texts, layers: Sequence[int], together: in
 
 
 def shared_tokens(own: Tensor, gamma: int) -> Tensor:
-    """Return where each of A rollouts finds its tokens: [A, gamma] indices into the A first tokens,
-    then those of the rollouts that were made, [n * gamma]. own: [A] bool, which were made (n of
-    them, the last one included)."""
+    """Return the indices [A, gamma] of the tokens of A rollouts in the A first tokens followed by
+    the tokens [n * gamma] of the rollouts that were computed. own: [A] bool, which were computed (n
+    of them, including the last)."""
     count, depth = len(own), torch.arange(gamma)
     position = torch.arange(count)
-    # the next one made, or itself
+    # the next computed one, or itself
     following = torch.where(own, position, count).flip(0).cummin(0).values.flip(0)
     steps = (following - position)[:, None]
     made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
@@ -206,7 +205,7 @@ def draw(warp: Warp, own: OwnTokens, logits: Tensor, uniform: Tensor) -> Drawn:
     distribution = warp.probs(logits)
     token = draw_from(warp, distribution, uniform)
     q, top = at(distribution, token), top_tokens(logits)
-    if warp != Warp():  # in place of the other: both would not fit a core's cache
+    if warp != Warp():  # replaces the other: both would not fit a core's cache
         distribution = Warp().probs(logits)
     return Drawn(own.ids(token), q, **q_stats(distribution, token), top_token=own.ids(top))
 
@@ -219,12 +218,12 @@ def forward_along(
     hidden: Sequence[int] = (),
     logits: RowsWanted = "all",
 ) -> LMOutput:
-    """Run one pass over the next tokens of rollouts that are known, in which each row sees its
-    prefix and its rollout.
+    """Run one pass over the next, known tokens of rollouts, in which each row sees its prefix and
+    its rollout.
 
-    places: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the texts; those behind them
-    hold the A rollouts' tokens before these, all first tokens, then all second ones. So do the n *
-    A rows of the output, and the cache then."""
+    places: [A], as in `Rollouts`; tokens: [A, n]. base: cached rows of the texts; those after them
+    hold the A rollouts' earlier tokens, all first tokens, then all second ones. The n * A rows of
+    the output, and those added to the cache, are in the same order."""
     count, depths = tokens.shape
     before = (lm.length - base) // count
     depth = torch.arange(depths, device=lm.device).repeat_interleave(count)

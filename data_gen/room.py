@@ -1,5 +1,5 @@
-"""How many responses of a batch are labelled together, and the memory that takes: their cached rows
-wait until there are enough, and lie one after another in the caches of both models then."""
+"""Labelling several responses of a batch together, within memory: their cached rows are held until
+there are enough, then joined one after another in the caches of both models."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from runtime.errors import UserError
 
 GB = 1e9
 WARPED = 12  # bytes for each token of the vocabulary: logits and p, in float32
-JUDGED = 40  # the same: p, q, their residuals and order
+JUDGED = 40  # bytes for each token of the vocabulary: p, q, their residuals and order
 
 
 @dataclass(frozen=True)
 class Room:
-    """rollouts: most that one forward advances; joined: responses are labelled together up to so
-    many rollouts; rows: and up to so many cached rows. One response alone may have more of both.
-    bytes: what they take at most, in the device's memory."""
+    """Limits of labelling. rollouts: most that one forward advances; joined, rows: most rollouts
+    and cached rows of responses that are labelled together (a single response may have more).
+    bytes: most memory that they take on the device."""
 
     rollouts: int
     joined: int
@@ -35,15 +35,15 @@ class Room:
     bytes: int = 0
 
 
-ON_A_CORE = Room(128, 32, 1024)  # rows that see past more of other texts' take longer than alone
+ON_A_CORE = Room(128, 32, 1024)  # with more, masked rows of other texts cost more than is saved
 ON_A_DEVICE = Room(256, 256, 1 << 14)
 
 
 def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> Room:
-    """Return as much as is of use and fits `settings.label_gb`, or else half of the memory that is
-    free beside the models and the batch that is answered.
+    """Return the largest useful limits that fit `settings.label_gb`, or else half of the memory
+    that is free beside the models and the batch that is answered.
 
-    Raises UserError where the longest text and one rollout do not fit. Empties both caches."""
+    Raises UserError if the longest text and one rollout do not fit. Empties both caches."""
     device, longest = pair.target.device, 0
     best = ON_A_CORE if device.type == "cpu" else ON_A_DEVICE
     if requests:
@@ -67,7 +67,7 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
             " or max_new_tokens"
         )
     if rollouts < best.rollouts:
-        rollouts = 1 << (rollouts.bit_length() - 1)  # so that a little more or less is the same
+        rollouts = 1 << (rollouts.bit_length() - 1)  # a power of 2, steady under small changes
     rows = min(best.rows, (most - rollouts * each) // (2 * max(1, row)))
     if rows < best.rows:
         rows = max(longest, 1 << (rows.bit_length() - 1))
@@ -78,9 +78,9 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
 
 
 def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
-    """Return the bytes of one that a sampled target verifies: cached rows, hidden states, logits,
-    the draft's twice while they are joined, and what comes of logits that are judged: a few rows at
-    a time on a CPU, all at once elsewhere."""
+    """Return the bytes of one rollout that a sampled target verifies: cached rows, hidden states,
+    logits (the draft's twice while they are joined), and the distributions made of them, a few rows
+    at a time on a CPU, all at once elsewhere."""
     draft, target = pair.draft, pair.target
     states = (
         len(settings.layers.draft_layers) * draft.model.config.get_text_config().hidden_size * 2
@@ -99,13 +99,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda" and torch.cuda.is_available():
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    if device.type == "meta":  # where it is only counted
+    if device.type == "meta":  # memory is only counted there
         return 1 << 60
     return psutil.virtual_memory().available
 
 
 class _Waiting(NamedTuple):
-    """An answer, and what the models that label it held when it was out."""
+    """An answer, and the caches of the labelling models at the time it was yielded."""
 
     answer: Answer
     held: list[Held]
@@ -116,9 +116,9 @@ class _Waiting(NamedTuple):
 def joined(
     pair: ModelPair, answers: Iterable[Answer], settings: HarvestSettings, room: Room
 ) -> Iterator[list[Answer]]:
-    """Yield answers as they come, as many together as `room` allows. While they are out, the draft,
-    and a sampled target, hold their texts one after another, each without its last token."""
-    # a greedy target has said everything before
+    """Yield answers in order, as many together as `room` allows. Meanwhile the draft, and a sampled
+    target, hold their texts one after another, each without its last token."""
+    # a greedy target's verdicts are known from the response
     models = [pair.draft] if settings.warp.temperature == 0 else [pair.draft, pair.target]
     waiting = list[_Waiting]()
     for answer in answers:
@@ -130,7 +130,7 @@ def joined(
         rollouts = count + sum(each.rollouts for each in waiting)
         rows = new.rows + sum(each.rows for each in waiting)
         if waiting and (rollouts > room.joined or rows > room.rows):
-            group, waiting = _together(models, waiting), []  # their copies are not needed any more
+            group, waiting = _together(models, waiting), []  # frees their copies
             yield group
         waiting.append(new)
     if waiting:

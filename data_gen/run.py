@@ -1,4 +1,4 @@
-"""Around a harvest: what it will take, its progress, and the manifest that finishes it."""
+"""The run of a harvest: estimate of its cost, progress, and the manifest that finishes it."""
 
 import shutil
 import sys
@@ -32,7 +32,7 @@ from runtime.settings.groups import Splits
 from runtime.text import printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
-MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # of a harvest, finished or under way
+MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # mark a harvest, finished or in progress
 
 
 def report_faults(out: Path) -> None:
@@ -53,9 +53,9 @@ def report_faults(out: Path) -> None:
 def progress_bar(
     requests: Sequence[Request], settings: HarvestSettings, shown: bool
 ) -> tuple[tqdm, Progress]:
-    """Return a bar that counts response tokens, and the callbacks that move it: its total, at most
-    `max_new_tokens` per prompt, shrinks by what short answers and earlier runs leave undone.
-    Sparing with lines where there is no terminal."""
+    """Return a bar that counts response tokens, and the callbacks that move it. Its total, at most
+    `max_new_tokens` per prompt, shrinks with short answers and with those of earlier runs. Prints
+    few lines if there is no terminal."""
     bar = tqdm(
         total=len(requests) * settings.max_new_tokens,
         disable=not shown,
@@ -84,8 +84,8 @@ def finish(
     responses: Any,
     repeated: int = 0,
 ) -> Harvest:
-    """Write the manifest, which makes the folder a dataset, and return that. responses: where they
-    come from, as it was set; repeated: prompts with the text of one before them."""
+    """Write the manifest, which makes the folder a dataset, and return that. responses: the setting
+    of their source; repeated: number of prompts with the text of an earlier one."""
     whole = plan(pair, requests, settings)
     given = [row for marker in chunks.markers_of(out, whole) for row in marker.given]
     manifest = {
@@ -107,17 +107,17 @@ def finish(
 def print_estimate(
     pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, out: Path
 ) -> None:
-    """Print what a harvest will take: answer one full batch of prompts, spread over all of them,
-    label 8 of its answers, and scale both up.
+    """Print an estimate of a harvest's time and size: answer one full batch of prompts, spread over
+    all of them, label 8 of its answers, and scale both up.
 
-    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: how
-    long answers are is what varies most, and is measured on the whole batch."""
+    Prefill grows with the padded prompts of all batches, the rest with the number of prompts: the
+    length of answers varies most, and is measured on the whole batch."""
     batches = split_into_chunks(requests, settings.batch_size)
     batch = spread([request for batch in batches for request in batch], len(batches[0]))
     chosen = {request.prompt_id for request in spread(batch, 8)}
     tokens, labelled_tokens, labelling = 0, 0, 0.0
     records = list[dict[str, Row]]()
-    marks = list[float]()  # when it began, when the first and the second token were there
+    marks = list[float]()  # times of the start, of the first and of the second token
 
     def mark(_: int) -> None:
         if len(marks) < 3:

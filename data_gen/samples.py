@@ -1,4 +1,4 @@
-"""What a predictor learns from, and is measured on: the samples made of a harvest's records."""
+"""Samples that predictors are trained and scored on, made from a harvest's records."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -21,9 +21,9 @@ def read_samples(
 ) -> Records:
     """Return the samples of one split ("train", "calibration", "test" or "all").
 
-    pair: settings of the pair that was harvested; only needed where the harvest stored no hidden
-    states, to run it again. Raises UserError as `Harvest.records`, and where harvested rounds are
-    shorter than those the predictor is about."""
+    pair: settings of the pair that was harvested; only needed if the harvest stored no hidden
+    states, to run it again. Raises UserError as `Harvest.records`, and if harvested rounds are
+    shorter than the predictor needs."""
     refuse_short_rounds(harvest, predictor)
     return predictor.samples(
         read_inputs(harvest, predictor, predictor.kind, split, predictor.columns, pair)
@@ -31,7 +31,7 @@ def read_samples(
 
 
 def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
-    """Raise UserError where harvested rounds are shorter than those `predictor` is about."""
+    """Raise UserError if harvested rounds are shorter than `predictor` needs."""
     if predictor.gamma is not None and predictor.gamma > harvest.gamma:
         raise UserError(
             f"predictor.gamma: {predictor.gamma} is more than the {harvest.gamma} tokens per round"
@@ -57,8 +57,8 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
 
 
 def first_prompts(records: Records, count: int) -> Records:
-    """Return the rows of `count` prompts, in an order that does not depend on it: fewer prompts are
-    some of more. Raises UserError where there are not so many."""
+    """Return the rows of the first `count` prompts in a fixed order: a smaller count gives a
+    subset. Raises UserError if there are fewer."""
     known = torch.unique(records["group"])
     if count > len(known):
         raise UserError(
@@ -70,18 +70,18 @@ def first_prompts(records: Records, count: int) -> Records:
 
 
 def reached(samples: Records) -> Records:
-    """Return those that predictions are scored on: where rows are weighted by how likely a decode
-    is to come to them, the ones that it came to by the coins of the harvest."""
+    """Return the samples that predictions are scored on: if rows are weighted by the probability
+    that a decode reaches them, those reached by the harvest's accept draws, else all."""
     if "reached" not in samples:
         return samples
     return {name: values[samples["reached"]] for name, values in samples.items()}
 
 
 def unseen_prompts(harvest: Harvest, trained_on: Harvest, predictor: Predictor) -> Tensor:
-    """Return [prompts] bool: which of a harvest are not among those of the harvest `trained_on`,
+    """Return [prompts] bool: which prompts of a harvest are not in the harvest `trained_on`,
     whatever the split.
 
-    Raises UserError where none is, where it differs in more than its prompts, or where its rounds
+    Raises UserError if none is new, if the harvests differ in more than their prompts, or if rounds
     are too short."""
     refuse_other_distributions(harvest, trained_on)
     refuse_short_rounds(harvest, predictor)
@@ -107,7 +107,7 @@ def prompt_texts(harvest: Harvest) -> Iterator[tuple[int, ...]]:
 def refuse_other_distributions(
     harvest: Harvest, like: Harvest, key: str = "drift", name: str = "the data to train on"
 ) -> None:
-    """Raise UserError naming `key` where a harvest differs from `like`, called `name`, in more than
+    """Raise UserError naming `key` if a harvest differs from `like`, called `name`, in more than
     its prompts."""
     same = {**like.context, "inputs": like.inputs.to_dict()}
     if unlike := incompatible(harvest.manifest.written, same):
@@ -119,8 +119,8 @@ def refuse_other_distributions(
 
 
 def inputs_of(harvest: Harvest, predictor: Predictor) -> Inputs:
-    """Return what `predictor` reads of a harvest, every layer spelled out. Raises UserError where
-    the harvest does not hold it."""
+    """Return the inputs of `predictor` with every layer of the harvest spelled out. Raises
+    UserError if the harvest does not hold them."""
     return predictor.reads.among(harvest.inputs)
 
 
@@ -144,8 +144,8 @@ def read_inputs(
 def read_columns(
     harvest: Harvest, kind: str, split: str, columns: Collection[str], pair: Pair | None = None
 ) -> Records:
-    """Return `Harvest.records`, with hidden states computed again where none are stored, and with
-    the columns of `WORKED_OUT`."""
+    """Return `Harvest.records`, with hidden states recomputed if none are stored, and with the
+    columns of `WORKED_OUT`."""
     made = {name for name in columns if name in WORKED_OUT}
     ids = {WORKED_OUT[name][0] for name in made}
     records = harvest.records(kind, split, {*columns, *ids} - made)

@@ -1,4 +1,4 @@
-"""What decides the content of a harvest's records, apart from pair and prompts."""
+"""Settings that, besides pair and prompts, decide the content of a harvest's records."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,10 +14,9 @@ from runtime.settings.kinds import Count, DraftLength, Seed
 
 @dataclass(frozen=True)
 class HarvestSettings:
-    """What a harvest's program is told, without groups. mixing: SpecDec++'s r; features_stored:
-    false leaves hidden states and embeddings out, to be recomputed for training
-    (`data_gen.recompute`); label_gb: changes records by rounding alone, and is no part of a
-    plan."""
+    """Settings of a harvest, without groups. mixing: SpecDec++'s r; features_stored: false leaves
+    hidden states and embeddings out, to be recomputed for training (`data_gen.recompute`);
+    label_gb: changes records only by rounding, and is not part of a plan."""
 
     gamma: Annotated[DraftLength, "draft tokens of a rollout"]
     seed: Annotated[Seed, "of every draw"]
@@ -35,7 +34,7 @@ class HarvestSettings:
     def of(
         cls, harvest: Harvest, warps: Any, stride: int, features_stored: bool = True
     ) -> "HarvestSettings":
-        """warps: what holds `warp` and `draft_warp`."""
+        """Return the settings of a group. warps: an object with `warp` and `draft_warp`."""
         names = ("gamma", "seed", "max_new_tokens", "batch_size", "mixing", "label_gb")
         return cls(
             **{name: getattr(harvest, name) for name in names},
@@ -47,7 +46,7 @@ class HarvestSettings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what plan and manifest record."""
+        """Return the settings that plan and manifest record."""
         names = ("gamma", "seed", "max_new_tokens", "batch_size", "mixing")
         return {
             **{name: getattr(self, name) for name in names},

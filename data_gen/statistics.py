@@ -1,11 +1,11 @@
-"""What a harvest contains: counts, acceptance, accepted lengths; and whether given responses have
-the distribution that their harvest states.
+"""Statistics of a harvest (counts, acceptance, accepted lengths), and the test whether given
+responses have the distribution that their harvest states.
 
-Of a token drawn from p the mean of -log p is the entropy H(p). So the sum of -log p - H(p) over a
-response, which is a martingale, has mean 0 whatever ends the response; drawn colder, by fewer
-candidates or with penalties it has not. The mean is per token, its interval over prompts: the
-tokens of a response depend on each other. (Means of responses would not do: a response that a
-surprising end token cuts short would count as much as a long one.)"""
+For a token drawn from p the mean of -log p is the entropy H(p). So the sum of -log p - H(p) over a
+response, which is a martingale, has mean 0 whatever ends the response; with a lower temperature,
+fewer candidates or penalties it has not. The mean is per token, its interval over prompts, since
+the tokens of a response depend on each other. (Means of responses would be biased: a response that
+a surprising end token cuts short would count as much as a long one.)"""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from torch import Tensor
 from data_gen.storage import shards
 from data_gen.storage.chunks import Counts, Manifest, Statistics
 
-# Responses that a warning takes: with fewer, sums that a few rare tokens make are far from normal.
+# Least responses for a warning: with fewer, a few rare tokens make the sums far from normal.
 ENOUGH = 50
-# Half widths of the 95 % interval from 0 at which to warn: 1 of 20 honest harvests lies outside of
-# the interval itself, 1 of 300 so far outside if sums are normal (5 of 400 simulated sets of 50).
+# Half widths of the 95 % interval from 0 at which to warn: 1 of 20 correct harvests lies outside of
+# the interval itself, 1 of 300 outside this one if sums are normal (5 of 400 simulated sets of 50).
 FAR = 1.5
 # Shares of tokens with p = 0 that rounding explains: of a sampled target, of a greedy one.
 IMPOSSIBLE = 0.02, 0.05
@@ -98,9 +98,9 @@ def given_row(excess: Tensor) -> list[float]:
 
 
 def surprisal(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return what `given_row` says of all responses together: `prompts`, `tokens`, `impossible`
-    tokens (p = 0), `mean` excess in nats per token, and its 95 % interval `low` to `high`; None
-    where there is too little to tell."""
+    """Sum up `given_row` over all responses: `prompts`, `tokens`, `impossible` tokens (p = 0),
+    `mean` excess in nats per token, and its 95 % interval `low` to `high`; None if there are too
+    few."""
     tokens, sums, impossible = np.array(rows, dtype=float).reshape(-1, 3).T
     total: dict[str, Any] = {
         **{"prompts": len(rows), "tokens": int(tokens.sum()), "impossible": int(impossible.sum())},
@@ -134,7 +134,8 @@ def surprisal_lines(total: dict[str, Any], greedy: bool) -> dict[str, str]:
 
 
 def warning(total: dict[str, Any], greedy: bool) -> str | None:
-    """Return a line where the responses are not what the harvest states, with the usual causes."""
+    """Return a warning, with the usual causes, if the responses do not have the distribution that
+    the harvest states, else None."""
     if total["prompts"] < ENOUGH:
         return None
     impossible, reasons = total["impossible"] / max(1, total["tokens"] + total["impossible"]), []

@@ -1,7 +1,7 @@
-"""What the target says of draft rollouts, and of siblings of their tokens.
+"""The target's verdicts on draft rollouts, and on siblings of their tokens.
 
 A sampled target runs on the rollouts in masked passes, a few tokens at a time, as long as they may
-still be accepted. A greedy one has said it already: its verdicts are in the response."""
+still be accepted. The verdicts of a greedy one follow from the response."""
 
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,20 +17,21 @@ from data_gen.rollouts import Rollouts, forward_along
 from decoding.models.cached_lm import CachedLM
 from predictors.outcomes import NEGLIGIBLE
 
-# Tokens whose verdicts one target forward finds: few where many rollouts are still alive.
+# Tokens verified in one target forward: few while many rollouts are still alive.
 STAGES = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True)
 class Verdicts(Siblings):
-    """accept: [..., gamma], min(1, p / q) of every rollout token given its prefix and the tokens
-    before, as far as it matters; 0 beyond. The others: `Siblings` [..., gamma, k], likewise."""
+    """Verdicts on rollouts. accept: [..., gamma], min(1, p / q) of every rollout token given its
+    prefix and the tokens before, 0 where it is not needed. The others: `Siblings` [..., gamma, k],
+    likewise."""
 
     accept: Tensor
 
     @classmethod
     def of_first(cls, first: Distributions, gamma: int) -> "Verdicts":
-        """Those of the first tokens [A], known from the answer; nothing of the others."""
+        """Return the verdicts on the first tokens [A], known from the answer; others are empty."""
         shape = (len(first.accept), gamma)
         verdicts = cls(**vars(Siblings.unknown(*shape)), accept=torch.zeros(shape))
         for field in fields(cls):
@@ -40,7 +41,8 @@ class Verdicts(Siblings):
 
 @dataclass(frozen=True)
 class Uniforms(Columns):
-    """verdicts: [A, gamma]; siblings: [A, gamma, 2], draws of second and third candidates."""
+    """Uniform numbers. verdicts: [A, gamma]; siblings: [A, gamma, 2], draws of second and third
+    candidates."""
 
     verdicts: Tensor
     siblings: Tensor
@@ -54,10 +56,11 @@ def sampled_verdicts(
     uniform: Uniforms,
     warps: Warps,
 ) -> Verdicts:
-    """first: at the anchors, [A]; drafted: [A], tokens that count.
+    """Return the verdicts of a sampled target. first: at the anchors, [A]; drafted: [A], valid
+    tokens.
 
     The target runs in stages, each on a few more tokens of the rollouts that are still alive: their
-    next token counts, and all so far are accepted by the draws or with a probability that is not
+    next token is valid, and all so far are accepted by the draws or with a probability that is not
     negligible. The rest stays 0. The cache is left as it was."""
     tokens = rolled.drawn.token
     verdicts, alive = Verdicts.of_first(first, tokens.shape[1]), torch.arange(len(drafted))
@@ -85,8 +88,8 @@ def sampled_verdicts(
 def greedy_verdicts(
     rolled: Rollouts, first: Distributions, says: Tensor, uniform: Uniforms, warps: Warps
 ) -> Verdicts:
-    """Under a greedy target. says: [A, gamma], the response from each anchor on; -2 behind its
-    end."""
+    """Return the verdicts of a greedy target. says: [A, gamma], the response from each anchor on;
+    -2 after its end."""
     tokens, top = rolled.drawn.token.cpu(), rolled.drawn.top_token.cpu()
     verdicts = Verdicts.of_first(first, tokens.shape[1])
     verdicts.accept[:] = (tokens == says).int().cumprod(1)

@@ -1,7 +1,7 @@
 """Prompts: one module and one YAML under ``conf/dataset`` for each dataset.
 
-A dataset has a ``name``, and is whatever the ``_target_`` of its YAML makes that can be iterated
-over: `Prompt`s with ids of their own."""
+A dataset has a ``name``, and is an iterable of `Prompt`s with unique ids, made by the ``_target_``
+of its YAML."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ __all__ = ["Prompt", "load_prompts"]
 
 
 def load_prompts(cfg: Any) -> list[Prompt]:
-    """The prompts of the config group ``dataset``; ids are unique, the list is not empty, the order
-    is fixed.
+    """Return the prompts of the config group ``dataset``; ids are unique, the list is not empty,
+    the order is fixed.
 
     Raises UserError when the dataset is missing, empty or malformed.
     """

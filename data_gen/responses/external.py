@@ -1,4 +1,4 @@
-"""External responses: read from a file or asked of a server, and how their text becomes the tokens
+"""External responses, read from a file or asked of a server, and their conversion to the tokens
 that the models are run along."""
 
 import pathlib
@@ -23,16 +23,16 @@ FORM = (
     'Write {"id": <prompt id>, "response": <text>} or {"id": ..., "response_tokens": [<token ids>]}'
 )
 
-REASONS = ("stop", "length", None)  # finish_reason of text that is all the target said
-CALLS = ("tool_calls", "function_call")  # of responses whose ids are, but not their text
+REASONS = ("stop", "length", None)  # finish_reason if the text is the target's whole response
+CALLS = ("tool_calls", "function_call")  # finish_reason if only the ids are
 
 
 @dataclass(frozen=True)
 class ExternalResponse:
-    """One response. content: text or token ids; finished: it was not cut for its length; where:
-    config key and line it came from, with which errors about it begin; stopped_by: the token id or
-    the text that ended it, where that was told; date: of the day it was asked for, where the chat
-    template reads the clock."""
+    """An external response. content: text or token ids; finished: it was not cut for its length;
+    where: config key and line of its origin, with which errors about it begin; stopped_by: the
+    token id or text that ended it, if known; date: day it was asked for, if the chat template reads
+    the clock."""
 
     prompt_id: str
     content: str | Sequence[int]
@@ -43,7 +43,7 @@ class ExternalResponse:
 
 
 class Source(Protocol):
-    """Where responses come from."""
+    """A source of responses."""
 
     external: bool
     """Whether they are made elsewhere."""
@@ -51,15 +51,16 @@ class Source(Protocol):
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
     ) -> Mapping[str, ExternalResponse] | None:
-        """A response to each of `prompts`, by id; None where the target generates them here.
+        """Return a response to each of `prompts`, by id; None if the target generates them here.
 
-        out: folder of the dataset, where what arrives may be kept; ask: false where nothing may be
-        asked of a server."""
+        out: folder of the dataset, where responses may be stored as they arrive; ask: whether a
+        server may be asked."""
         ...
 
 
 class Generated:
-    """The target generates them here, a batch of prompts at a time (`data_gen.answers`)."""
+    """The source of responses that the target generates here, a batch of prompts at a time
+    (`data_gen.answers`)."""
 
     external = False
 
@@ -73,9 +74,9 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
     """Return a response from a JSON object with `id`, `response` or `response_tokens`, and perhaps
     `finish_reason` and `stop_reason`.
 
-    One that finished ("stop", as OpenAI's API has it) ends with the target's end token, which text
-    does not show; unless a `stop_reason` says that something else stopped it (a text, or a token
-    that is no end), which cuts it."""
+    One that finished ("stop" in OpenAI's API) ends with the target's end token, which text does not
+    show, unless `stop_reason` names something else (a text, or a token that is no end): then it was
+    cut."""
     name, text, tokens = row.get("id"), row.get("response"), row.get("response_tokens")
     if not isinstance(name, str | int) or (text is None) == (tokens is None):
         raise UserError(f"{where} is no response (it has {', '.join(row) or 'nothing'}). {FORM}")
@@ -132,8 +133,8 @@ class ResponseFile:
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
     ) -> dict[str, ExternalResponse]:
-        """Raises UserError naming the line of what is no response, or a prompt that has none or
-        two."""
+        """Read the responses. Raises UserError naming a line that is no response, or a prompt that
+        has none or two."""
         if not self.path.is_file():
             raise UserError(
                 f"responses.path: there is no file {self.path}. Set responses.path=<a JSONL file>"
@@ -161,8 +162,8 @@ class ResponseFile:
 def asked_on(
     prompts: Sequence[Prompt], responses: Mapping[str, ExternalResponse] | None
 ) -> list[Prompt]:
-    """Return the prompts as their responses saw them: with the dates of those, where the chat
-    template reads the clock."""
+    """Return the prompts with the dates of their responses, if the chat template reads the
+    clock."""
     dates = {name: response.date for name, response in (responses or {}).items()}
     return [
         replace(prompt, date=prompt.date and (dates.get(prompt.id) or prompt.date))
@@ -181,7 +182,7 @@ def with_responses(
     max_new: int,
 ) -> list[Request]:
     """Return requests with their external responses, by prompt id, cut at `max_new` tokens and
-    after the first end token; without any where these are None."""
+    after the first end token; unchanged if `responses` is None."""
     if responses is None:
         return list(requests)
     return [
@@ -190,8 +191,8 @@ def with_responses(
 
 
 def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:
-    """Return [T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the vocabulary, text
-    without a token, and text in which an end token is spelled out so that it cannot be told from an
+    """Return a response's ids [T] int64, 1 <= T <= max_new. Raises UserError for ids beyond the
+    vocabulary, text without a token, and text that spells out an end token which might be the
     end."""
     ids, ends, stopped_by = list(_encoded(response, pair)), pair.eos_ids, response.stopped_by
     if isinstance(stopped_by, str):  # SGLang spells some end tokens
@@ -214,8 +215,9 @@ def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> T
 
 
 def _encoded(response: ExternalResponse, pair: ModelPair) -> Sequence[int]:
-    """Special tokens that a text spells out are ordinary text: servers leave out those that the
-    target said. An end token at the end of a text says that they were not left out."""
+    """Return the ids of a response. Special tokens that a text spells out are encoded as ordinary
+    text, since servers leave out those that the target sampled. Raises UserError for an end token
+    at the end of a text, which shows that they were not left out."""
     content, tokenizer = response.content, pair.tokenizer
     if not isinstance(content, str):
         return content

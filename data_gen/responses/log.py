@@ -1,5 +1,5 @@
-"""External responses as they arrive from a server: a JSONL file that a killed run leaves whole,
-but for its last line perhaps."""
+"""The log of external responses as they arrive from a server: a JSONL file that a killed run leaves
+intact, except perhaps for its last line."""
 
 import fcntl
 import hashlib
@@ -25,8 +25,8 @@ def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["ResponseLog"]:
     """Open the log of a dataset. Another process that opens it waits until this one is done: no
     prompt is answered twice.
 
-    asked: settings that decide what a response is like. Raises UserError where lines are damaged,
-    or answer other settings."""
+    asked: settings that decide the responses. Raises UserError if lines are damaged or belong to
+    other settings."""
     path = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,8 @@ def open_log(folder: Path, asked: Mapping[str, Any]) -> Iterator["ResponseLog"]:
 
 
 class ResponseLog:
-    """One line per prompt that has its response: what `ResponseFile` reads, what was `asked` for, a
-    hash of the prompt, and one of the line."""
+    """A log with one line per answered prompt: the fields that `ResponseFile` reads, the settings
+    `asked` for, a hash of the prompt, and one of the line."""
 
     def __init__(self, path: Path, file: BinaryIO, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, dict(asked)
@@ -54,7 +54,7 @@ class ResponseLog:
         whole = content.rfind(b"\n") + 1
         for line in content[:whole].splitlines():
             self._take(line)
-        # what follows was being written when a run was killed, if this one could write it
+        # the rest was being written when a run was killed, provided this run could write it
         torn, own = content[whole:], json.dumps({"asked": self.asked}).encode()[:-1]
         if not (torn.startswith(own) or own.startswith(torn)):
             raise UserError(
@@ -63,7 +63,8 @@ class ResponseLog:
         file.truncate(whole)
 
     def missing(self, prompts: list[Prompt]) -> list[Prompt]:
-        """Return those without a response. Raises UserError where the log answers another text."""
+        """Return the prompts without a response. Raises UserError if the log answers another
+        text."""
         for prompt in prompts:
             if prompt.id in self.responses and self._digests[prompt.id] != digest(prompt):
                 where = self.responses[prompt.id].where
@@ -74,8 +75,8 @@ class ResponseLog:
         return [prompt for prompt in prompts if prompt.id not in self.responses]
 
     def append(self, prompt: Prompt, response: Mapping[str, Any]) -> None:
-        """Write one line, and be sure that it is on disk. Raises UserError, and writes nothing,
-        where it could not be read again."""
+        """Write one line and force it to disk. Raises UserError, and writes nothing, if it could
+        not be read again."""
         row = {"asked": self.asked, "id": prompt.id, **response, "prompt": digest(prompt)}
         line = sealed(row)
         self._take(line)
@@ -128,7 +129,7 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
 
 
 def digest(prompt: Prompt) -> str:
-    """Return the digest of what is asked; of a chat prompt that was rendered, of its rendering
-    too."""
+    """Return the digest of a prompt as it is asked, including its rendering if a chat template
+    rendered it."""
     what = [prompt.instruction, prompt.text, prompt.chat, prompt.rendering]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]

@@ -1,10 +1,9 @@
 """External responses, asked of a server that speaks OpenAI's API: vLLM, SGLang, llama.cpp,
 `transformers serve`.
 
-What arrives is kept in `answers.jsonl` in the folder of the dataset, a line at a time; the next run
-asks for the rest. Further fields of a request may be set, but for those that would make a server
-answer something else than the harvest asks for: another distribution, another length, another
-prompt, another form."""
+Responses are kept in `answers.jsonl` in the folder of the dataset, a line at a time; the next run
+asks for the rest. Further fields of a request may be set, except for those with which a server
+would not answer what the harvest asks for: another distribution, length, prompt or form."""
 
 import asyncio
 import hashlib
@@ -34,23 +33,23 @@ from runtime.settings.kinds import Address, Text, Variable
 
 # seconds before the first retry, twice as long before each further one
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
-SENDABLE = r"[!-~]*"  # what an API key is made of
+SENDABLE = r"[!-~]*"  # characters of an API key
 # the finish_reason of a response that the target ended, or max_tokens did
 WHOLE = ("stop", "length")
 SHOWN = 200  # most characters of a reply in an error
-PASSING = {408, 409, 425, 429}  # besides 5xx: what may go well when asked again
+PASSING = {408, 409, 425, 429}  # status codes, besides 5xx, after which a retry may succeed
 ARGUMENTS = "chat_template_kwargs"
 
 
 class Passing(Exception):
-    """What may go well when asked again."""
+    """A failure after which a retry may succeed."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where and how to ask.
+    """The server to ask, and the settings of its requests.
 
-    extra: for what OpenAI's API has no name for."""
+    extra: fields for which OpenAI's API has no name."""
 
     url: Annotated[Address, "of the server, ends in /v1"]
     model: Annotated[Text, "as the server calls it"]
@@ -84,8 +83,8 @@ class Server:
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: Path, ask: bool
     ) -> dict[str, ExternalResponse]:
-        """Ask for the responses that `out` has not got yet. Raises UserError when one cannot be
-        had; what has arrived stays."""
+        """Ask for the responses that `out` does not have yet. Raises UserError if one cannot be
+        had; those that have arrived are kept."""
         fields = self.asked(settings)
         given = fields.get(ARGUMENTS)
         for prompt in prompts:
@@ -108,8 +107,8 @@ class Server:
             return log.responses
 
     def asked(self, settings: HarvestSettings) -> dict[str, Any]:
-        """Return the fields of every request. `top_k` is no part of OpenAI's API: sent only where
-        it is used. Raises UserError where `extra` would change what is asked."""
+        """Return the fields of every request. `top_k`, which is not in OpenAI's API, is sent only
+        if it is used. Raises UserError if `extra` would change the answers."""
         warp, most = settings.warp, settings.max_new_tokens
         extra = OmegaConf.to_container(OmegaConf.create(self.extra))
         asked = {
@@ -125,15 +124,15 @@ class Server:
             "top_p": warp.top_p,
             **({"top_k": warp.top_k} if warp.top_k else {}),
             "max_tokens": most,
-            "seed": settings.seed,  # each prompt gets its own, made of this one
+            "seed": settings.seed,  # each prompt gets its own seed, derived from this one
             **extra,  # type: ignore[dict-item]
         }
 
     async def _ask_all(
         self, prompts: Sequence[Prompt], fields: Mapping[str, Any], log: ResponseLog
     ) -> None:
-        """Let some workers take prompts from one list, so that `concurrency` requests are always
-        under way."""
+        """Let workers take prompts from one list, so that `concurrency` requests are always in
+        progress."""
         left, most = iter(prompts), self.concurrency
         headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
         limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
@@ -150,7 +149,7 @@ class Server:
     async def _ask(
         self, client: httpx.AsyncClient, prompt: Prompt, fields: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return what the log keeps of the answer to a chat turn, with the arguments of the chat
+        """Return the log's entry for the answer to a chat turn, with the arguments of the chat
         template, or to a text to be continued as it stands."""
         name = f"{fields['seed']}/server/{prompt.id}".encode()
         seed = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1  # 31 bits
@@ -182,8 +181,8 @@ class Server:
         )
 
     def _answer(self, prompt: Prompt, reply: httpx.Response) -> dict[str, Any]:
-        """Return what the log keeps of a reply. Raises `Passing` where another try may help,
-        UserError where it will not."""
+        """Return the log's entry for a reply. Raises `Passing` if a retry may help, UserError if it
+        will not."""
         status, shown = reply.status_code, self._first_line(reply.text)
         if status in PASSING or status >= 500:
             raise Passing(f"status {status}: {shown}")
@@ -203,8 +202,9 @@ class Server:
     def _checked(
         self, prompt: Prompt, choice: Mapping[str, Any], message: Mapping[str, Any], text: Any
     ) -> dict[str, Any]:
-        """Raises `Passing` for a response that was broken off, UserError for one that is empty
-        though the target said something, is only part of it, or is neither text nor ids."""
+        """Return the checked response. Raises `Passing` for one that was broken off, UserError for
+        one that is empty although the target sampled tokens, is incomplete, or is neither text nor
+        ids."""
         finish, tokens = choice.get("finish_reason"), choice.get("token_ids")  # of vLLM
         hidden = ("reasoning_content", "reasoning", "tool_calls")
         if not tokens and any(message.get(part) for part in hidden):
@@ -239,12 +239,12 @@ class Server:
         raise UserError(f"responses.url: {self.url} gives {problem}")
 
     def _first_line(self, text: str) -> str:
-        """Return what is shown of a reply or an error: no API key."""
+        """Return the part of a reply or an error that may be shown, without the API key."""
         shown = text.replace(self._key(), "***") if self._key() else text
         return (shown.strip().splitlines() or ["nothing"])[0][:SHOWN]
 
     def _key(self) -> str:
-        """Return the API key, empty where the server wants none."""
+        """Return the API key, empty if the server needs none."""
         return os.environ.get(self.key_variable, "") if self.key_variable else ""
 
 
@@ -254,8 +254,8 @@ def today() -> str:
 
 
 def pause(attempt: int) -> float:
-    """Return the seconds before trying again, with some chance in it, so that many requests do not
-    come back at once."""
+    """Return the seconds before a retry, randomised so that many requests do not return at
+    once."""
     return min(LONGEST_PAUSE, PAUSE * 2**attempt) * random.uniform(0.5, 1.0)
 
 
@@ -270,8 +270,7 @@ SETTING = {
     **dict.fromkeys(("maxtokens", "maxcompletiontokens", "maxnewtokens"), "max_new_tokens"),
     "seed": "seed",
 }
-# What changes answers. Engines have more of them every month, so what they have in common is
-# written down.
+# Fields that change answers, by patterns, since engines keep adding more.
 CHANGES = re.compile(
     "^temp|temperature|dynatemp|^top(k|p|a|h|n)|topnsigma|minp|^typp$|typical|^tfs|mirostat|^xtc"
     "|^dry|epsiloncutoff|etacutoff|smoothing|sampler|dosample|watermark|guidance|^cfg|negative"
@@ -285,7 +284,7 @@ CHANGES = re.compile(
     "|^end(id|token)|^until$|^prefi(x|ll)|^format|^raw$|history|^plugins|websearch|contextlength"
     "|^provider|quantiz|^n$|^models?$"
 )
-# What matches and changes no answer, and what does so with a value of its own alone.
+# Fields that match but change no answer, or do so only with certain values.
 HARMLESS = re.compile(
     "logprob|cacheprompt|promptcache|streamoptions|skipspecialtokens|spacesbetweenspecialtokens"
 )

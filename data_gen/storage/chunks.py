@@ -1,4 +1,4 @@
-"""What lies in the folder of a harvest, and which chunks of it are done.
+"""The files in the folder of a harvest, and the state of its chunks.
 
 - `plan.json`: the settings every shard is made with.
 - three shards per chunk of prompts (`data_gen.storage.shards`) and, written after them, the
@@ -39,22 +39,22 @@ from runtime.errors import UserError
 from runtime.json_files import Form, Length, OpenForm, Size, digest, read_json, write_checksummed
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
-DATES = "dates"  # in a plan: what the chat template was told when it asked, where it did
+DATES = "dates"  # in a plan: the date that the chat template was given, if it asked for one
 _FILE = re.compile(rf"(?:{'|'.join(SCHEMAS)})-[0-9]{{5,}}\.parquet|chunk-[0-9]{{5,}}\.json")
 
 
 def marker_name(index: int) -> str:
-    """File name of the completion marker of chunk `index`."""
+    """Return the file name of the completion marker of chunk `index`."""
     return f"chunk-{index:05d}.json"
 
 
 def plan_id(plan: Mapping[str, Any]) -> str:
-    """16 hex digits that stand for the settings in a marker."""
+    """Return 16 hex digits that stand for the settings in a marker."""
     return digest(plan)[:16]
 
 
 def chunk_count(plan: Mapping[str, Any]) -> int:
-    """Return how many chunks a plan has. A manifest holds the plan, so it will do too."""
+    """Return the number of chunks of a plan, or of a manifest, which holds the plan."""
     return -(-plan["prompts"]["count"] // plan["batch_size"])
 
 
@@ -88,8 +88,8 @@ def save_chunk(
 
 
 def marker_of(folder: Path, index: int, plan: str) -> "Marker | None":
-    """Return the marker of a chunk whose files are there, in full length; None where the chunk is
-    still to be made. Hashes are not computed."""
+    """Return the marker of a chunk whose files exist in full length; None if the chunk is still to
+    be made. Hashes are not computed."""
     try:
         marker = read_marker(folder, index, plan)
         sizes = [(folder / shard.name).stat().st_size for shard in marker.shards]
@@ -99,8 +99,8 @@ def marker_of(folder: Path, index: int, plan: str) -> "Marker | None":
 
 
 def read_marker(folder: Path, index: int, plan: str | None) -> "Marker":
-    """Raises UserError where it is missing, damaged, or belongs to another dataset. plan: None for
-    any."""
+    """Read the marker of a chunk. Raises UserError if it is missing, damaged, or belongs to another
+    dataset. plan: None for any."""
     path = folder / marker_name(index)
     marker = read_json(path, Marker, "data", "")
     if marker.chunk != index:
@@ -126,7 +126,7 @@ def faults(folder: Path, index: int, plan: str | None) -> list[tuple[str, str]]:
 
 
 def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a manifest says about the files of a finished harvest: `shards` by kind, `bytes`,
+    """Return a manifest's entries about the files of a finished harvest: `shards` by kind, `bytes`,
     and `content`, a hash of all records in sorted order, which does not depend on chunks, processes
     or parquet."""
     shards = [shard for marker in markers_of(folder, plan) for shard in marker.shards]
@@ -139,7 +139,7 @@ def inventory(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def markers_of(folder: Path, plan: Mapping[str, Any]) -> Iterator["Marker"]:
-    """Return the marker of every chunk of a finished harvest."""
+    """Yield the marker of every chunk of a finished harvest."""
     return (read_marker(folder, index, plan_id(plan)) for index in range(chunk_count(plan)))
 
 
@@ -156,8 +156,8 @@ def files_of_chunks(folder: Path) -> list[str]:
 
 
 class Marker(Form):
-    """The completion marker of a chunk. given: of each given response what
-    `data_gen.statistics.given_row` says."""
+    """The completion marker of a chunk. given: `data_gen.statistics.given_row` of each given
+    response."""
 
     plan: str
     chunk: Size
@@ -198,7 +198,7 @@ class Plan(OpenForm):
 
 
 class PairNames(OpenForm):
-    """Fingerprints, but for the name."""
+    """The identity of a pair: its name and fingerprints."""
 
     name: str
     target: str
@@ -207,7 +207,7 @@ class PairNames(OpenForm):
 
 
 class WarpSettings(Form):
-    """`decoding.sampling.Warp`, all of it."""
+    """The fields of `decoding.sampling.Warp`."""
 
     temperature: NonNegativeFloat
     top_k: NonNegativeInt
@@ -219,7 +219,7 @@ class Anchors(OpenForm):
 
 
 class Layers(Form):
-    """`predictors.features.layers.RecordedLayers`."""
+    """The fields of `predictors.features.layers.RecordedLayers`."""
 
     draft_layers: Annotated[list[NegativeInt], Field(min_length=1)]
     target_layers: Annotated[list[NegativeInt], Field(min_length=1)]
@@ -231,8 +231,8 @@ class Counts(Form):
 
 
 class Statistics(Form):
-    """What a harvest contains. overlap, accept_prob: means over mixed records; accepted_lengths:
-    rounds by the tokens that were accepted, from 0 to gamma."""
+    """Statistics of a harvest. overlap, accept_prob: means over mixed records; accepted_lengths:
+    numbers of rounds by accepted tokens, from 0 to gamma."""
 
     response_tokens: Size
     records: Counts

@@ -1,4 +1,4 @@
-"""A finished harvest: its manifest, its records by split, its responses; whether it is whole."""
+"""A finished harvest: its manifest, its records by split, its responses, and its verification."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -44,7 +44,7 @@ WRITTEN = (
 
 
 class PairWarps(NamedTuple):
-    """What turns the logits of each model into the distribution that is sampled."""
+    """The warps of both models, from logits to the distributions that are sampled."""
 
     target: Warp
     draft: Warp
@@ -52,7 +52,7 @@ class PairWarps(NamedTuple):
 
 @dataclass(frozen=True)
 class HarvestedPrompt:
-    """A prompt and what the target answered, as token ids."""
+    """A prompt and the target's response, as token ids."""
 
     prompt_id: str
     dataset: str
@@ -63,8 +63,8 @@ class HarvestedPrompt:
 
 @dataclass(frozen=True)
 class Harvest:
-    """A finished harvest in a folder. `open` reads and checks its manifest, once for whatever is
-    asked of it; records are read from the mapped shards where they are asked for.
+    """A finished harvest in a folder. `open` reads and checks its manifest once; records are read
+    from the mapped shards when they are asked for.
 
     Splits are "train", "calibration" and "test", or "all" of them."""
 
@@ -73,7 +73,8 @@ class Harvest:
 
     @classmethod
     def open(cls, folder: str | Path, key: str = "data") -> "Harvest":
-        """Raises UserError when there is none, saying which command makes it.
+        """Open the harvest in a folder. Raises UserError if there is none, with the command that
+        makes it.
 
         key: config key named in errors.
         """
@@ -91,7 +92,7 @@ class Harvest:
     def name(self) -> str:
         return self.folder.name
 
-    # What the manifest says
+    # From the manifest
 
     @property
     def pair(self) -> PairNames:
@@ -104,7 +105,7 @@ class Harvest:
 
     @property
     def greedy(self) -> bool:
-        """Whether neither model was sampled."""
+        """Return whether neither model was sampled."""
         return self.warps.target.temperature == 0 == self.warps.draft.temperature
 
     @property
@@ -132,14 +133,14 @@ class Harvest:
 
     @property
     def context(self) -> dict[str, Any]:
-        """What everything made of this harvest is valid for, as JSON: pair and warps."""
+        """The pair and warps, as JSON, for which everything made of this harvest is valid."""
         return {name: self.manifest.written[name] for name in ("pair", "warp", "draft_warp")}
 
     @property
     def identity(self) -> str:
-        """Digest of what the harvest holds and of the settings it was made with; not of the
-        command, the versions of packages or the bytes of its files, which change when the same
-        records are written again."""
+        """Digest of the harvest's records and settings; not of the command, the versions of
+        packages or the bytes of its files, which change when the same records are written
+        again."""
         aside = WRITTEN if self.manifest.content is not None else ()
         facts = self.manifest.written
         return digest({name: value for name, value in facts.items() if name not in aside})
@@ -168,9 +169,9 @@ class Harvest:
         integers int64, floats float32, [N], or [N, gamma] in `rounds` where every token of a round
         has a value, [N, gamma, k] of its siblings; `history` [N, 3]; hidden states bfloat16 [N, L *
         H] or [N, gamma, L * H]; and `group` int64 [N], the number of the prompt a sample came from
-        (to check or make splits by prompt). Hidden states are left out where the harvest stored
-        none. Raises UserError naming the shard when one is missing or damaged, when the split is
-        empty, or for a kind, split or column that there is not."""
+        (to check or make splits by prompt). Hidden states are left out if the harvest stored none.
+        Raises UserError naming the shard when one is missing or damaged, when the split is empty,
+        or for an unknown kind, split or column."""
         refuse_unknown("kind", [kind], ("mixed", "rounds"))
         recorded = [name for name in SCHEMAS[kind].names if name not in PROMPT]
         refuse_unknown("column", columns or (), recorded)
@@ -231,8 +232,8 @@ class Harvest:
 
     @cached_property
     def embeddings(self) -> tuple[Tensor, Tensor]:
-        """Ids [U], ascending, of all tokens that the records name, and the target's input
-        embeddings of them [U, E], bfloat16. The harvest must have stored them."""
+        """Return the ids [U], ascending, of all tokens that occur in the records, and the target's
+        input embeddings of them [U, E], bfloat16. The harvest must have stored them."""
         vectors: dict[int, Tensor] = {}
         for table in self.batches("responses", "all", ["embedded", "embedding"]):
             ids, bits = (
@@ -246,15 +247,15 @@ class Harvest:
 
 
 def refuse_unknown(what: str, names: Collection[str], known: Collection[str]) -> None:
-    """Raise UserError for a kind, split or column of records that there is not."""
+    """Raise UserError for an unknown kind, split or column of records."""
     for name in names:
         if name not in known:
             raise UserError(f"data: {what} {name!r} is unknown. Use one of {', '.join(known)}")
 
 
 def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
-    """counts: [rows], samples of each row. Raises ValueError where a row has not as many values as
-    its samples need."""
+    """Return a column with the sample first. counts: [rows], samples of each row. Raises ValueError
+    if a row does not have as many values as its samples need."""
     each_token = kind == "rounds" and (name in DRAWN or name in SIBLINGS)
     shape = [int(counts.sum()), *([gamma] if each_token else [])]
     flat = np.concatenate([part.flatten().to_numpy(zero_copy_only=False) for part in parts])
@@ -275,7 +276,7 @@ def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gam
 
 
 def _lengths(parts: list[pa.Array]) -> np.ndarray:
-    """Values in each row of a column of lists."""
+    """Return the number of values in each row of a column of lists."""
     return np.concatenate([np.zeros(0, int), *(part.value_lengths().to_numpy() for part in parts)])
 
 
@@ -283,10 +284,10 @@ def _lengths(parts: list[pa.Array]) -> np.ndarray:
 
 
 def verify(folder: Path) -> list[str]:
-    """One line per file that is missing, damaged, out of date, of another version or does not
-    belong; none for a dataset that is whole. Reads every byte.
+    """Return one line for each file that is missing, damaged, out of date, of another version or
+    does not belong; none for an intact dataset. Reads every byte.
 
-    Raises UserError where `folder` holds no harvest at all."""
+    Raises UserError if `folder` holds no harvest at all."""
     if not any((folder / name).exists() for name in (PLAN, MANIFEST)) and not any(
         folder.glob("chunk-*")
     ):
@@ -318,15 +319,15 @@ def verify(folder: Path) -> list[str]:
             path = folder / MANIFEST
             bad.append(f"{path} is out of date: it does not describe the shards beside it")
     if manifest and "url" in (manifest.get("responses_from") or {}):  # asked of a server
-        from data_gen.responses import log  # loads code that runs models, which no reader needs
+        from data_gen.responses import log  # loads code that runs models, needed only here
 
         bad += log.faults(folder, [] if bad else _harvested(folder, bad))
     return bad
 
 
 def _harvested(folder: Path, bad: list[str]) -> list[str]:
-    """Ids of the prompts whose responses were harvested. A shard that cannot be read is added to
-    `bad`."""
+    """Return the ids of the prompts whose responses were harvested. A shard that cannot be read is
+    added to `bad`."""
     try:
         return [prompt.prompt_id for prompt in Harvest.open(folder).prompts("all")]
     except UserError as error:

@@ -2,8 +2,8 @@
 
 Chunk i of the prompts is three shards, `responses-0000i.parquet`, `mixed-0000i.parquet` and
 `rounds-0000i.parquet`, one row per prompt, readable by the `datasets` package.
-`data_gen.storage.chunks` says what else lies in the folder, docs/file-formats.md what every column
-holds. Columns are named by what they hold; who reads them is not known here.
+`data_gen.storage.chunks` describes the other files of the folder, docs/file-formats.md the columns.
+Columns are named by their content, not by their readers.
 
 Per-sample values are lists, flattened row by row where a sample has several. Hidden states and
 embeddings are bfloat16 numbers kept as int16 bits."""
@@ -30,7 +30,7 @@ from runtime.files import file_hash, write_atomically
 from runtime.json_files import Form, Size
 
 SCHEMA_VERSION = 5
-ROWS_AT_ONCE = 8  # prompts of one table: what is written is in memory six times
+ROWS_AT_ONCE = 8  # prompts of one table: writing holds its data in memory six times
 SPLITS = ("train", "calibration", "test")
 MORE, TOP = 2, 3  # candidates drawn besides the first; most probable tokens
 INTEGERS, FLOATS, BITS = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.int16())
@@ -69,7 +69,8 @@ FEATURES = ("draft_hidden", "draft_first", "target_hidden", "embedding")
 
 
 def shard_name(kind: str, index: int) -> str:
-    """File name of chunk `index` of one kind of record ("responses", "mixed" or "rounds")."""
+    """Return the file name of chunk `index` of one kind of record ("responses", "mixed" or
+    "rounds")."""
     return f"{kind}-{index:05d}.parquet"
 
 
@@ -91,7 +92,7 @@ class Shard(Form):
 
 
 class MarkedShard(Shard):
-    """The same as the marker of its chunk lists it. records: a digest of each."""
+    """A file of records, as the marker of its chunk lists it. records: a digest of each."""
 
     records: list[str]
 
@@ -152,7 +153,7 @@ def record_digests(table: pa.Table, kind: str) -> list[str]:
 
 
 def pack_features(features: Tensor) -> np.ndarray:
-    """[..., D] floats -> [... * D] int16, the bits of the values rounded to bfloat16."""
+    """Return floats [..., D] as int16 [... * D], the bits of the values rounded to bfloat16."""
     return features.to(torch.bfloat16).contiguous().view(torch.int16).flatten().cpu().numpy()
 
 
@@ -204,7 +205,7 @@ def batches(folder: Path, shard: Shard, columns: Collection[str]) -> Iterator[pa
 
 
 def _without_holes(table: pa.Table) -> pa.Table:
-    """Return `table`, if it is whole; else a ValueError."""
+    """Return `table`. Raises ValueError if values are missing."""
     table.validate(full=True)
     for name, column in zip(table.column_names, table.columns, strict=True):
         inner = pc.list_flatten(column) if pa.types.is_list(column.type) else column
@@ -214,7 +215,7 @@ def _without_holes(table: pa.Table) -> pa.Table:
 
 
 def fault(path: Path, shard: Shard, hashing: Callable[[Path], str] = file_hash) -> str | None:
-    """Return what is wrong with the file of a shard, None where nothing is."""
+    """Return what is wrong with the file of a shard, None if nothing is."""
     try:
         size = path.stat().st_size
         if size != shard.bytes:

@@ -1,11 +1,10 @@
-"""Several processes, on one machine or on several with a shared folder, make one dataset: whose
-folder it is, and who makes which chunk.
+"""Sharing one dataset among several processes, on one machine or on several with a shared folder:
+ownership of the folder, and distribution of the chunks.
 
-They never wait for a message: a chunk is taken by locking one byte of a file in the folder, and the
-lock of a process that dies is free again. So nothing is lost with a process but the chunk it was
-making, and the others make that, or the next run does (`accelerate launch` then stops the others,
-too). Any launcher will do that sets the usual variables (`accelerate launch`, `torchrun`,
-`mpirun`)."""
+Processes exchange no messages: a chunk is taken by locking one byte of a file in the folder, and
+the lock of a process that dies is released. So a process that dies loses only its current chunk,
+which the others or the next run make (`accelerate launch` then stops the others, too). Any launcher
+that sets the usual variables works (`accelerate launch`, `torchrun`, `mpirun`)."""
 
 import errno
 import fcntl
@@ -30,7 +29,7 @@ from runtime.json_files import OpenForm, read_json, write_checksummed
 from runtime.processes import launched
 
 LOCK = ".lock"  # the first file of a harvest in its folder
-POLL = 0.2  # seconds between two looks at chunks that others are making
+POLL = 0.2  # seconds between checks of chunks that others are making
 _AGAIN = "Choose another out=... or delete the folder"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
@@ -38,8 +37,8 @@ _PLAN, _PRESENCE, _FIRST_CHUNK = 0, 2**40, 1  # bytes to lock
 
 @dataclass(frozen=True)
 class Worker:
-    """Which of `size` processes this one is (`runtime.processes`), `local_size` of them on this
-    machine. Process 0 checks what an earlier run has left and writes the manifest."""
+    """This process, one of `size` (`runtime.processes`), of which `local_size` are on this machine.
+    Process 0 checks the files of earlier runs and writes the manifest."""
 
     rank: int = 0
     size: int = 1
@@ -50,14 +49,14 @@ class Worker:
         return Worker(*launched())
 
     def share_cores(self) -> None:
-        """Launchers give each process one thread, or all of them; here the processes of a machine
-        divide its cores."""
+        """Divide the cores of a machine among its processes: launchers give each one thread, or
+        all."""
         if self.local_size > 1:
             torch.set_num_threads(max(1, _cores() // self.local_size))
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Say which of several processes an error ended, and that it is only its open chunk that is
+        """Print which of several processes an error ended, and that only its open chunk is
         lost."""
         try:
             yield
@@ -94,7 +93,7 @@ class Locks:
 
     @contextmanager
     def plan(self) -> Iterator[None]:
-        """Waits until it is free."""
+        """Hold the lock on the plan; wait until it is free."""
         self._lock(_PLAN, fcntl.LOCK_EX)
         try:
             yield
@@ -102,16 +101,16 @@ class Locks:
             self._free(_PLAN)
 
     def enter(self) -> bool:
-        """Be one of the processes at work until the end; whether there are others. Call it while
-        `plan` is held."""
+        """Register as a process at work until the end; return whether there are others. Call it
+        while `plan` is held."""
         alone = self._lock(_PRESENCE, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._lock(_PRESENCE, fcntl.LOCK_SH)
         return not alone
 
     @contextmanager
     def chunk(self, index: int, *, wait: bool = False) -> Iterator[bool]:
-        """Whether it could be taken, which it always is after a `wait`; freed when the block
-        ends."""
+        """Yield whether the chunk could be locked, which is always so after a `wait`; it is
+        released when the block ends."""
         mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         taken = self._lock(_FIRST_CHUNK + index, mode)
         try:
@@ -147,25 +146,24 @@ class Locks:
 
 
 class Own(OpenForm):
-    """A plan or manifest, of whatever version."""
+    """A plan or manifest of any version."""
 
     checksum: str
 
 
 class Settings(Own):
-    """A plan of this version; what it holds is compared with another plan."""
+    """A plan of this version, to be compared with another plan."""
 
     version = ("schema_version", SCHEMA_VERSION)
 
 
 def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
-    """Make `folder` the home of `plan`'s dataset, or check that it already is. One process at a
-    time.
+    """Make `folder` that of `plan`'s dataset, or check that it already is. One process at a time.
 
     others: whether other processes work in the folder, which then has a plan before it has shards.
     A plan that was lost or damaged is written again if the markers are those of `plan`. Raises
-    UserError naming the settings that differ from those the shards in the folder were made with, or
-    where a file that is no harvest's would be lost."""
+    UserError naming the settings that differ from those of the shards in the folder, and if a file
+    that is not a harvest's would be lost."""
     path = folder / chunks.PLAN
     if not others and not any(folder.glob("*.parquet")):  # nothing made yet, or deleted
         _refuse_foreign(folder)
@@ -189,8 +187,8 @@ def claim(folder: Path, plan: dict[str, Any], *, others: bool) -> None:
 
 
 def begun_on(folder: Path) -> str | None:
-    """Return the date that the prompts of the harvest in `folder` were rendered with, where there
-    is such a harvest and its chat template reads the clock."""
+    """Return the date with which the prompts of the harvest in `folder` were rendered; None if
+    there is no harvest or its chat template does not read the clock."""
     try:
         dates = read_json(folder / chunks.PLAN, Settings, "out", "").written.get(chunks.DATES)
     except UserError:
@@ -199,9 +197,9 @@ def begun_on(folder: Path) -> str | None:
 
 
 def refuse_others(folder: Path, known: dict[str, Any]) -> None:
-    """Raise UserError where the shards in `folder` were made with other settings than the `known`
-    ones of a plan, whose responses are "generated" or "external". A plan that cannot be read is
-    left to `claim`."""
+    """Raise UserError if the shards in `folder` were made with other settings than the `known` ones
+    of a plan, whose responses are "generated" or "external". A plan that cannot be read is left to
+    `claim`."""
     try:
         plan = read_json(folder / chunks.PLAN, Settings, "out", "").written
     except UserError:
@@ -236,12 +234,12 @@ def open_chunks(
     earlier: Callable[[Marker], object],
     elsewhere: Callable[[Marker], object],
 ) -> Iterator[int]:
-    """The chunks this process is to make and to mark as done, each locked while it is out. Ends
-    when all of them are marked.
+    """Yield the chunks that this process has to make and to mark as done, each locked meanwhile,
+    until all chunks are marked.
 
-    earlier, elsewhere: told of each chunk that a run before this one, or another process of it, has
-    made. Raises UserError when the folder holds a dataset made with other settings, or cannot be
-    locked."""
+    earlier, elsewhere: called with each chunk that an earlier run, or another process of this one,
+    has made. Raises UserError when the folder holds a dataset made with other settings, or cannot
+    be locked."""
     identity, waiting = chunks.plan_id(plan), set(range(chunks.chunk_count(plan)))
     with Locks(folder) as locks:
         with locks.plan():
@@ -268,9 +266,9 @@ def open_chunks(
 
 
 def _checked(folder: Path, index: int, plan: str, locks: Locks) -> Marker | None:
-    """The marker of a chunk every byte of which is right. A marker that is not is removed, so that
-    some process makes the chunk again: whoever has locked a chunk with a marker is looking at it,
-    and frees it at once."""
+    """Return the marker of a chunk if every byte of the chunk is right, else remove it, so that
+    some process makes the chunk again. A process that has locked a marked chunk is checking it, and
+    releases it at once."""
     marker = chunks.marker_of(folder, index, plan)
     if marker is None or not chunks.faults(folder, index, plan):
         return marker
