@@ -1,1 +1,1 @@
-"""Is it lossless, is it faster, which threshold."""
+"""Evaluation: losslessness, speed-ups, and the choice of thresholds."""

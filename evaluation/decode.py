@@ -1,5 +1,5 @@
-"""Decode the same requests with several methods, in turns, so that drift of the machine hits all of
-them alike; what is decoded so far is on disk, and an interrupted run goes on where it was."""
+"""Decoding the same requests with several methods, in turns, so that drift of the machine affects
+all alike; finished turns are on disk, and an interrupted run continues after them."""
 
 import fcntl
 import hashlib
@@ -25,11 +25,11 @@ WARM_UP_TOKENS = 12
 
 @runtime_checkable
 class Engine(Protocol):
-    """Decodes a request. A `make_ready(prompts, max_new_tokens)`, where there is one, is called
-    before anything is timed and returns None, or in a line why the engine cannot run here.
+    """Decodes a request. If it has `make_ready(prompts, max_new_tokens)`, that is called before
+    anything is timed and returns None, or in a line why the engine cannot run here.
 
-    records_drafts: whether traces say what was drafted; caution: what to know where nothing was
-    tuned for it, "" for nothing"""
+    records_drafts: whether traces say what was drafted; caution: warning for use without tuning,
+    "" for none"""
 
     @property
     def records_drafts(self) -> bool: ...
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How often each request is decoded, how far, and from which seed."""
+    """Plan of a decode: repeats of each request, longest output, and seed."""
 
     repeats: int
     max_new_tokens: int
@@ -74,14 +74,14 @@ class Turn(Form, Generic[Held]):
 
 
 class Journal(Generic[T]):
-    """One line per turn: what every method did with the same thing, such as a request of one
-    repeat. Turns are the unit, so that the methods that are compared on it always ran next to each
-    other, in one process.
+    """A file with one line per turn: the results of every method for one item, such as a request of
+    one repeat. Turns are the unit, so that methods that are compared on an item always ran next to
+    each other, in one process.
 
-    A last line that was not finished is dropped: a run was killed as it wrote. The path must name
-    everything the traces depend on (`journal_path`). A journal without turns leaves no file behind.
+    An unfinished last line, of a run that was killed, is dropped. The path must depend on
+    everything that the traces depend on (`journal_path`). A journal without turns leaves no file.
 
-    turns: key -> method -> what `holds` is of; resumed: how many of them an earlier run has done
+    turns: key -> method -> an object of the class `holds`; resumed: number of turns of earlier runs
     Raises UserError when the file is damaged, or when another process writes to it.
     """
 
@@ -111,7 +111,7 @@ class Journal(Generic[T]):
         self._file.flush()
 
     def remove(self) -> None:
-        """Forget everything: it is saved elsewhere."""
+        """Remove the file, whose content is saved elsewhere."""
         self.turns.clear()
 
     def __enter__(self) -> "Journal[T]":
@@ -123,7 +123,7 @@ class Journal(Generic[T]):
         self._file.close()
 
     def _read(self) -> int:
-        """Take in every whole line; return their length in bytes."""
+        """Read every complete line; return their length in bytes."""
         whole = 0
         self._file.seek(0)
         for number, line in enumerate(self._file, 1):
@@ -141,8 +141,7 @@ class Journal(Generic[T]):
 
 
 def journal_path(out: Path, facts: Any) -> Path:
-    """Return a path beside `out`, named after `facts` (what JSON holds): an interrupted run of
-    exactly these."""
+    """Return a path beside `out`, named after `facts` (JSON), for a run of exactly these."""
     out = out.resolve()
     return out.with_name(f".{out.name}-{digest(facts)[:12]}.resume")
 
@@ -165,8 +164,7 @@ def file_hashes(settings: Any) -> list[str]:
 def make_ready(
     engines: Mapping[str, Engine], requests: Sequence[Request], max_new_tokens: int
 ) -> dict[str, str]:
-    """Let every engine that has to be made ready be so. Return those that cannot run here, and
-    why."""
+    """Prepare every engine that needs it. Return those that cannot run here, and why."""
     left_out, prompts = {}, [request.tokens for request in requests]
     for name, engine in engines.items():
         if (ready := getattr(engine, "make_ready", None)) is None:
@@ -188,8 +186,8 @@ def decode(
     journal: Journal[Trace],
     stage: str,
 ) -> Traces:
-    """Let every method decode a request before the next one's turn; who goes first rotates. A
-    warm-up comes before, for first calls allocate buffers and start threads.
+    """Let every method decode a request before the next request; the order of methods rotates. A
+    warm-up comes before, since first calls allocate buffers and start threads.
 
     A request's seed depends on the plan's, its prompt and the repeat, not on the method. Turns that
     `journal` has from an earlier run of this `stage` are taken from there."""
@@ -223,8 +221,8 @@ def decode(
 
 
 def alternating(names: Sequence[str]) -> list[str]:
-    """Return one of the first half, one of the second, and so on: what disturbs the machine for a
-    while does not hit neighbours of the list, which are often variants of one method."""
+    """Return names of the first and the second half in alternation, so that a disturbance of the
+    machine does not hit neighbours of the list, which are often variants of one method."""
     half = -(-len(names) // 2)
     pairs = zip_longest(names[:half], names[half:])
     return [name for pair in pairs for name in pair if name is not None]

@@ -56,15 +56,15 @@ from runtime.job import command_line
 from runtime.json_files import write_checksummed
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
-MARKER = "results.json"  # what a folder of results is known by
+MARKER = "results.json"  # marks a folder of results
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """methods: by name, the baseline first; checkpoints: what each was trained for, by the key that
-    names it; tried: of a method that is not settled yet, the ways to settle it, by what is set;
-    tried_on: the prompts for that, none of them of the test split; advice: the `rule` that tuning
-    with costs of this machine says to use, and the `file` that says so"""
+    """The parts of a comparison. methods: by name, the baseline first; checkpoints: the config of
+    each, by the key that names it; tried: for a method whose settings are still to be chosen, its
+    alternatives, by the settings; tried_on: the prompts for that choice, none of the test split;
+    advice: the `rule` that tuning with costs of this machine advises, and the `file` with it"""
 
     methods: dict[str, Method]
     checkpoints: dict[str, dict[str, Any]]
@@ -78,7 +78,7 @@ class Comparison:
 def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) -> None:
     """Decode, compare, print and save, as scripts/evaluate.py says.
 
-    around: put around every engine that is compared, for what else a trace is to hold"""
+    around: wraps every engine that is compared, to add further data to its traces"""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
     compared = prepare(cfg)
@@ -120,8 +120,8 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
 
 
 def prepare(cfg: DictConfig) -> Comparison:
-    """Load what `cfg` asks for and settle what can be settled without decoding. What does not fit
-    together is refused before anything is decoded (UserError)."""
+    """Load the parts that `cfg` asks for and settle all that can be settled without decoding.
+    Raises UserError for parts that do not fit together."""
     overrides = list(HydraConfig.get().overrides.task)
     names = method_names(cfg, overrides)
     checkpoints = {name: checkpoint_configs(cfg, name) for name in names}
@@ -147,8 +147,8 @@ def prepare(cfg: DictConfig) -> Comparison:
 def load_requests(
     cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
 ) -> list[Request]:
-    """Return `limit` prompts of the split, evenly spaced; of the whole set none with a text of
-    `besides`."""
+    """Return `limit` prompts of the split, evenly spaced; if that is the whole set, without those
+    whose text is in `besides`."""
     prompts = load_prompts(cfg.dataset)
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
@@ -165,7 +165,7 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
     """Return the journal of an interrupted run of exactly these settings, prompts, models, files,
     devices and versions, or a new one.
 
-    more: whether its traces hold what others lack, such as joules"""
+    more: whether its traces hold further data, such as joules"""
     methods = {name: method.to_dict() for name, method in compared.methods.items()}
     tried = {
         name: {label: one.to_dict() for label, one in ways.items()}
@@ -194,8 +194,8 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
 
 
 def named_files(settings: DictConfig) -> Any:
-    """Return the settings without the models that `pair_identity` knows, and with the folder of a
-    draft that it does not."""
+    """Return the settings without the models that `pair_identity` covers, but with the folder of a
+    draft that it does not cover."""
     named: Any = OmegaConf.to_container(settings)
     of_engine = named["engine"]
     models = of_engine.pop("models", {})
@@ -211,8 +211,8 @@ def named_files(settings: DictConfig) -> Any:
 def settle(
     cfg: DictConfig, compared: Comparison, journal: Journal[Trace]
 ) -> tuple[dict[str, Method], dict[str, dict[str, float]]]:
-    """Try what is to be tried, in passes of their own. Return all methods as they are compared, and
-    tokens/s of what was tried, by method and by what was set."""
+    """Try the alternative settings of methods, each in a separate pass. Return all methods as they
+    are compared, and tokens/s of the alternatives, by method and settings."""
     methods, speeds = dict(compared.methods), dict[str, dict[str, float]]()
     for name, ways in compared.tried.items():
         if len(ways) > 1:
@@ -233,7 +233,7 @@ def compare(
     journal: Journal[Trace],
     around: Callable[[Engine], Engine] | None = None,
 ) -> tuple[dict[str, Any], Traces, pd.DataFrame]:
-    """Settle, decode and measure. Return what results.json says, the traces and the table of
+    """Settle, decode and measure. Return the content of results.json, the traces and the table of
     measurements."""
     methods, tried = settle(cfg, compared, journal)
     engines = {name: engine(method, compared.pair) for name, method in methods.items()}
@@ -293,7 +293,7 @@ def compare(
 
 
 def run_facts(cfg: DictConfig, pair: ModelPair) -> dict[str, Any]:
-    """Return what results say of the run that made them."""
+    """Return the facts about a run that its results record."""
     return {
         "command": command_line(),
         "config": OmegaConf.to_container(cfg, resolve=True),

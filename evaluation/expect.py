@@ -45,10 +45,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Expected:
-    """One call of the target, means over draws. accepted: draft tokens; tokens: those and the one
-    that follows, where one does; nodes: of the draft; forwards: of the draft model.
+    """Expected counts of one target call, means over draws. accepted: draft tokens; tokens: those
+    and the residual or bonus token; nodes: of the draft; forwards: of the draft model.
 
-    The first two are expectations over the verdicts of a draft, exact but for rounding."""
+    The first two are expectations over the verdicts of a draft, exact up to rounding."""
 
     accepted: float
     tokens: float
@@ -91,8 +91,8 @@ def expected_counts(
 
 
 def in_context(engine: SerialEngine, context: RoundContext, seeds: Sequence[int]) -> Expected:
-    """Return the mean over a draft for each seed. The caches are as `SerialEngine.expected` has
-    them."""
+    """Return the mean over one draft for each seed. The caches must be as `SerialEngine.expected`
+    needs them."""
     drafts = []
     for seed in seeds:
         expected = engine.expected(context, Sampler.seeded(seed))
@@ -106,15 +106,15 @@ def in_context(engine: SerialEngine, context: RoundContext, seeds: Sequence[int]
 
 @dataclass(frozen=True)
 class Plan:
-    """positions: contexts of a response; draws: drafts in each."""
+    """The contexts to evaluate. positions: their number in a response; draws: drafts in each."""
 
     positions: int
     draws: int
     seed: int
 
     def lengths(self, text: Text) -> list[int]:
-        """Return the tokens of each context, increasing: in the middle of equal parts of the
-        response, or before every token where it is shorter than `positions`."""
+        """Return the lengths of the contexts in tokens, increasing: at the middle of equal parts of
+        the response, or before every token if it is shorter than `positions`."""
         length = len(text.tokens) - text.prompt
         many = min(length, self.positions)
         return [text.prompt + (2 * part + 1) * length // (2 * many) for part in range(many)]
@@ -134,11 +134,12 @@ def along(
     plan: Plan,
     done: Collection[int] = (),
 ) -> Iterator[tuple[int, dict[str, Expected]]]:
-    """Yield every method in contexts of a response, by their lengths, but for those `done`.
+    """Yield the results of every method in each context of a response, with its length, except
+    contexts in `done`.
 
-    A context begins a request: rules and structures that adapt know nothing of earlier rounds, and
-    the output may be as long as the models' context. A method's draws depend on the seed, the
-    context and the number of the draw, not on the method."""
+    A context begins a request: adaptive rules and structures have no earlier rounds, and the output
+    may be as long as the models' context. A method's draws depend on the seed, the context and the
+    number of the draw, not on the method."""
     layers = sorted({layer for engine in engines.values() for layer in engine.target_layers})
     for length, hidden in contexts(pair, text, plan.lengths(text), layers):
         if length in done:
@@ -163,10 +164,10 @@ def along(
 def contexts(
     pair: Pair, text: Text, lengths: Sequence[int], layers: Sequence[int]
 ) -> Iterator[tuple[int, Tensor | None]]:
-    """Yield the lengths (increasing) from the last to the first, the caches of both models holding
-    all but the last token of each, the draft's no more than its context; with the target's states
-    [len(layers), H] at the last of these. One forward of each model; what is run between two of
-    them must leave the caches as they are.
+    """Yield the lengths (increasing) from the last to the first, each with the target's states
+    [len(layers), H] at its last cached token. Meanwhile the caches of both models hold all but the
+    last token of the context, the draft's at most its context length. Takes one forward of each
+    model; the caller must leave the caches as they are.
 
     Raises UserError for a text that does not fit the target."""
     most = pair.target.max_length
@@ -178,7 +179,7 @@ def contexts(
     rows, cached, states = [length - 2 for length in lengths if length > 1], lengths[-1] - 1, None
     pair.target.reset()
     pair.draft.reset()
-    if cached:  # first the target, whose states the draft may read
+    if cached:  # the target first: the draft may read its states
         output = pair.target.forward(
             text.tokens[:cached], hidden=layers, hidden_rows=rows, logits="none"
         )
@@ -206,7 +207,7 @@ def measured(turns: Turns) -> pd.DataFrame:
 
 
 def difference(measurements: pd.DataFrame, method: str, against: str, column: str) -> Estimate:
-    """Return the mean over contexts of a column of `method` less that of `against` in the same
+    """Return the mean over contexts of a column of `method` minus that of `against` in the same
     contexts, with its interval over prompts."""
     first, second = (
         table.prompts(measurements[measurements["policy"] == name], column, "rounds")
@@ -219,12 +220,12 @@ def difference(measurements: pd.DataFrame, method: str, against: str, column: st
 # evaluate.py what=expected ------------------------------------------------------------------------
 
 
-MARKER = "expected.json"  # what a folder of results is known by
+MARKER = "expected.json"  # marks a folder of results
 DIFFERENCES = ("tokens", "accepted")
 
 
 def expect(cfg: DictConfig) -> None:
-    """Write a table of what is expected of every method."""
+    """Write a table of the expected acceptance of every method."""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
     harvest = Harvest.open(cfg.data)
@@ -282,8 +283,7 @@ def expect(cfg: DictConfig) -> None:
 
 
 def recorded(cfg: DictConfig, harvest: Harvest) -> list[Text]:
-    """Return responses of the split, `cfg.prompts` of them, evenly spaced; an empty one is left
-    out."""
+    """Return `cfg.prompts` responses of the split, evenly spaced, without empty ones."""
     texts = [
         Text(
             prompt.dataset,
@@ -304,8 +304,8 @@ def recorded(cfg: DictConfig, harvest: Harvest) -> list[Text]:
 
 
 def serial(cfg: DictConfig, method: Method, pair: ModelPair) -> SerialEngine:
-    """Return the engine of a method. Raises UserError for another engine than the serial one, and
-    for files that do not fit this run."""
+    """Return the serial engine of a method. Raises UserError for another engine, and for files that
+    do not fit this run."""
     trained = methods.checkpoint_configs(cfg, method.name)
     methods.check_checkpoints(cfg, pair, method.name, trained)
     for warning in methods.check_costs(cfg, pair, [method.name]):
@@ -326,7 +326,7 @@ def walked(
     texts: Sequence[Text],
     journal: Journal[Expected],
 ) -> Turns:
-    """Return every method in every context; what the journal has is taken from there."""
+    """Return the results of every method in every context, from the journal where it has them."""
     plan, turns = Plan(cfg.positions, cfg.draws, cfg.seed), dict[tuple[str, str], Any]()
     total = sum(len(plan.lengths(text)) for text in texts)
     with tqdm(total=total, initial=journal.resumed, desc="contexts", unit="context") as bar:
@@ -348,8 +348,8 @@ def walked(
 
 
 def figures(cfg: DictConfig, measurements: pd.DataFrame) -> dict[str, Summary]:
-    """Return per dataset and method every figure per target call, and its difference to the method
-    of reference."""
+    """Return by dataset and method every figure per target call, and its difference from the
+    reference method."""
     against, summaries = cfg.against or cfg.methods[0], dict[str, Summary]()
     for dataset, rows in table.by_dataset(measurements).items():
         summaries[dataset] = {}
@@ -369,7 +369,7 @@ def page(cfg: DictConfig, summaries: Mapping[str, Summary], turns: Turns, harves
     best = max(rows, key=lambda name: rows[name]["tokens"].value)
     count = sum(len(next(iter(each.values()))) for each in turns.values())
     origin = "given responses"
-    if harvest.manifest.responses == "generated":  # the warps of the drafts may be others
+    if harvest.manifest.responses == "generated":  # the warps of drafts may differ
         temperature = harvest.context["warp"]["temperature"]
         origin = f"responses of {printable(harvest.pair.name)} at temperature {temperature}"
     parts = [

@@ -53,7 +53,7 @@ def greedy_differences(
         pairs = enumerate(zip_longest(trace.tokens, plain.tokens))
         position, (token, expected) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
         gap, limit = math.inf, TOLERANCE
-        if token is not None and expected is not None:  # else one simply goes on: a bug
+        if token is not None and expected is not None:  # else one output is longer: a bug
             target.reset()
             prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
             logits = target.forward(prefix, logits="last").logits[-1]
@@ -64,14 +64,15 @@ def greedy_differences(
 
 
 def near_tie(logit: float, dtype: torch.dtype) -> float:
-    """Return the gap from which on two logits of about `logit` in `dtype` are not the same up to
-    rounding."""
+    """Return the gap between two logits of about `logit` in `dtype` that rounding can no longer
+    explain."""
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(logit), 1.0)))
     return max(TOLERANCE, math.nextafter(STEPS * step, math.inf))
 
 
 def broken_invariants(trace: Trace, max_new_tokens: int, eos_ids: frozenset[int]) -> list[str]:
-    """Return what no correct decode does, whatever the distribution; empty for a sound trace."""
+    """Return violations of invariants that hold for every correct decode, whatever the
+    distribution; empty for a sound trace."""
     facts = {
         "the output is not the concatenation of its rounds": (
             trace.tokens != [token for round_ in trace.rounds for token in round_.tokens]
@@ -104,8 +105,8 @@ def evidence(
     max_new_tokens: int,
     greedy: bool,
 ) -> list[str]:
-    """Return lines on what shows that decoding was lossless. Greedy: equality with plain decoding,
-    and how near a tie each difference is. Sampled: the fixed invariants.
+    """Return lines with the evidence that decoding was lossless. Greedy: equality with plain
+    decoding, and how near a tie each difference is. Sampled: the fixed invariants.
 
     prompts [n] of the requests, which every repeat decodes in this order; lossy: methods whose
     verifier changes the distribution; recorded: methods whose traces say what was drafted."""
@@ -133,7 +134,8 @@ def evidence(
 
 
 def difference_lines(differences: Mapping[str, Sequence[Difference]], outputs: int) -> list[str]:
-    """Return who equals plain decoding token for token, and how near a tie every difference is."""
+    """Return which methods equal plain decoding token for token, and how near a tie every
+    difference is."""
     lines = []
     for name, each in differences.items():
         wrong = sum(not difference.excused for difference in each)

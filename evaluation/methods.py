@@ -1,4 +1,4 @@
-"""The methods of a comparison: which are asked for, and what each of them is made of."""
+"""The methods of a comparison: their names, parts and settings."""
 
 import copy
 import math
@@ -29,17 +29,17 @@ from runtime.files import checked_folder
 from runtime.intervals import Estimate
 from runtime.text import printable
 
-CUSTOM = "custom"  # what the command line chooses
+CUSTOM = "custom"  # the method whose parts the command line chooses
 COST_KEYS = ("stop.cost", "structure.cost.file")
 MEASURE = "python scripts/tune.py cost=measure"
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of a comparison, called what the config calls it.
+    """One row of a comparison, with its name in the config.
 
-    settings: as it is decoded, resolved: a copy, in which a tuned or tried setting has its value;
-    note: what was decided for it, or ""; speculates: False where tuning found no draft worth it
+    settings: those it is decoded with, resolved: a copy, in which a tuned or tried setting has its
+    value; note: the choice made for it, or ""; speculates: False if tuning found that no draft pays
     here, so that `settings` are those of plain decoding"""
 
     name: str
@@ -53,8 +53,8 @@ class Method:
 
 
 def configured(cfg: DictConfig, name: str, changes: Mapping[str, Any] | None = None) -> DictConfig:
-    """Return the resolved settings of `cfg.method[name]` with some changed, by key; `cfg` stays as
-    it is.
+    """Return the resolved settings of `cfg.method[name]` with `changes`, by key; `cfg` is not
+    modified.
 
     Raises UserError for a draft length beyond what the structure allows."""
     cfg = copy.deepcopy(cfg)
@@ -85,8 +85,8 @@ def engine(method: Method, pair: ModelPair) -> Engine:
 def method_names(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     """Return `cfg.methods`, the baseline first. overrides: of the command line.
 
-    Raises UserError for a part of the custom method that is set elsewhere than at the top, and for
-    a part that is asked for on the command line and that no method takes."""
+    Raises UserError for a part of the custom method that is not set at the top, and for a part on
+    the command line that no method takes."""
     if CUSTOM in cfg.methods:
         custom, asked = cfg.method.custom, set_keys(overrides)
         for part in custom:
@@ -118,7 +118,7 @@ def is_given(key: str, overrides: Iterable[str]) -> bool:
 
 
 def cautions(methods: Mapping[str, Method], engines: Mapping[str, Engine]) -> list[str]:
-    """Return what the stop rules of methods that nothing was chosen for say about that."""
+    """Return warnings with the cautions of methods for which no setting was chosen."""
     untuned = {name: each.caution for name, each in engines.items() if not methods[name].note}
     return [f"warning: {name}: {caution}" for name, caution in untuned.items() if caution]
 
@@ -129,9 +129,9 @@ def cautions(methods: Mapping[str, Method], engines: Mapping[str, Engine]) -> li
 def use_thresholds(
     cfg: DictConfig, pair: ModelPair, names: Sequence[str], overrides: Sequence[str]
 ) -> tuple[dict[str, Method], dict[str, str] | None]:
-    """Return the methods that the file `cfg.thresholds` settles, where there is one and it is of
-    this pair and these distributions, and the `rule` that tuning with costs of this machine says to
-    use, with the `file` that says so. Prints which."""
+    """Return the methods that the file `cfg.thresholds` settles, if it exists and is of this pair
+    and these distributions, and the `rule` that tuning with costs of this machine advises, with the
+    `file` that says so. Prints which."""
     asked = "thresholds" in set_keys(overrides)
     if cfg.thresholds is None or not (asked or Path(cfg.thresholds).is_file()):
         return {}, None
@@ -168,8 +168,8 @@ def tuned_methods(
     """Return the methods of `names` that `file` (`thresholds.read`) settles, and a line about each
     it names.
 
-    A method that no threshold makes worth its draft gets the settings of plain decoding, and says
-    so. overrides: of the command line; what they set wins. A method built otherwise than it was
+    A method that pays at no threshold gets the settings of plain decoding, with a note. overrides:
+    those of the command line, which take precedence. A method that differs from the one that was
     tuned is left out."""
     chosen, methods = file["results"]["chosen"], dict[str, Method]()
     advice = f"whose advice is: {chosen['advice']}"
@@ -199,8 +199,8 @@ def tuned_methods(
 
 
 def _unfit(settings: DictConfig, rule: Mapping[str, Any], name: str) -> str | None:
-    """Return why a method is not what was replayed: chains, verified token by token, and a rule of
-    the same settings and checkpoint. None where it is."""
+    """Return why a method is not the one that was replayed (chains, verified token by token, with a
+    rule of the same settings and checkpoint); None if it is."""
     parts = {part: settings.get(part, {}).get("_target_") for part in REPLAYED}
     if (
         parts != REPLAYED
@@ -217,8 +217,7 @@ def _unfit(settings: DictConfig, rule: Mapping[str, Any], name: str) -> str | No
 def tuned_elsewhere(
     cfg: DictConfig, file: Mapping[str, Any], overrides: Sequence[str], here: Mapping[str, Any]
 ) -> list[str]:
-    """Return a warning where thresholds were tuned for another machine than `here`
-    (`setup_facts`)."""
+    """Return a warning if thresholds were tuned for another machine than `here` (`setup_facts`)."""
     other = other_machine(file["measured_on"], here) if file["measured_on"] else None
     if other is None:
         return []
@@ -231,7 +230,7 @@ def tuned_elsewhere(
 
 def alternatives(cfg: DictConfig, name: str, overrides: Sequence[str]) -> dict[str, Method]:
     """Return the method with every combination of the settings that `cfg.tried` lists for it, by
-    what is set; none where it lists nothing, or the command line has chosen."""
+    these settings; none if it lists nothing, or if the command line sets them."""
     lists = leaves(cfg.tried.get(name, {}))
     if not lists or any(is_given(f"method.{name}.{key}", overrides) for key in lists):
         return {}
@@ -245,25 +244,24 @@ def alternatives(cfg: DictConfig, name: str, overrides: Sequence[str]) -> dict[s
 
 
 def chosen(tried: Mapping[str, Method], speeds: Mapping[str, float], where: str) -> Method:
-    """Return the fastest. speeds: tokens/s of each, by the same names, where there are several;
-    where: on what they were tried."""
+    """Return the fastest method. speeds: tokens/s by the same names, if there are several; where:
+    the prompts they were tried on, in words."""
     best = max(tried, key=lambda label: speeds.get(label, 0.0))
     note = f"{best}, the fastest of {len(tried)} {where}" if len(tried) > 1 else best
     return replace(tried[best], note=note)
 
 
-# What methods read: checkpoints, costs, splits ----------------------------------------------------
+# Files of methods: checkpoints, costs, splits -----------------------------------------------------
 
 
 def prefix(name: str) -> str:
-    """Return what begins the keys that the user sets a method's parts with."""
+    """Return the prefix of the keys that set a method's parts."""
     return "" if name == CUSTOM else f"method.{name}."
 
 
 def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
-    """Return what the checkpoint of the method (of its stop rule, of the rule that this one holds,
-    or of its structure) was trained for, by the key that names it; nothing where it has none.
-    Cheap: no weights are read."""
+    """Return the configs of the method's checkpoints (of its stop rule, of the rule inside that, or
+    of its structure), by the key that names each. Reads no weights."""
     for part in ("stop", "stop.rule", "structure"):
         rule = OmegaConf.select(cfg, f"{prefix(name)}{part}")
         if "checkpoint" in (rule or {}):
@@ -278,8 +276,8 @@ def checkpoint_configs(cfg: DictConfig, name: str) -> dict[str, dict[str, Any]]:
 
 
 def commands(rule: DictConfig) -> str:
-    """Return what makes the checkpoint of a stop rule or a structure, from a harvest of this pair
-    with these distributions."""
+    """Return the commands that make the checkpoint of a stop rule or a structure, from a harvest of
+    this pair with these distributions."""
     try:
         training = getattr(get_object(rule._target_), "training", "")
     except (ImportError, ValueError) as error:
@@ -300,8 +298,8 @@ def commands(rule: DictConfig) -> str:
 def check_checkpoints(
     cfg: DictConfig, pair: ModelPair, name: str, checkpoints: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Refuse a checkpoint of another pair, of other sampling settings, of longer drafts than the
-    method can have, or of a harvest that was split otherwise."""
+    """Raise UserError for a checkpoint of another pair, of other sampling settings, of longer
+    drafts than the method can have, or of a harvest with other splits."""
     warps = {key: instantiate(cfg[key]).to_dict() for key in ("warp", "draft_warp")}
     for where, trained in checkpoints.items():
         key = f"{where}: {OmegaConf.select(cfg, where)}"
@@ -318,15 +316,15 @@ def check_checkpoints(
 
 
 def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) -> None:
-    """Refuse test prompts that the harvest `data` has not kept for tests. where: what was made of
-    it."""
+    """Raise UserError for test prompts that are not in the test split of the harvest `data`. where:
+    what was made of it."""
     if data and cfg.split != "all":
         refuse_other_shares(data, cfg.splits, where)
 
 
 def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[str]:
-    """Refuse a file of costs, of a stop rule or a structure, that was measured with another pair.
-    Return a warning for each that was measured on another machine."""
+    """Raise UserError for a file of costs, of a stop rule or a structure, that was measured with
+    another pair. Return a warning for each that was measured on another machine."""
     keys = [f"{prefix(name)}{key}" for name in names for key in COST_KEYS]
     files = {OmegaConf.select(cfg, key): key for key in keys}
     files.pop(None, None)

@@ -1,4 +1,4 @@
-"""What a comparison of methods says: the answer first, then one table, then everything else."""
+"""The page of a comparison of methods: the answer first, then one table, then everything else."""
 
 import inspect
 import re
@@ -43,7 +43,7 @@ CHOSEN_HERE = (
 def answer_of(
     results: Mapping[str, Any], measurements: pd.DataFrame, advice: Mapping[str, str] | None
 ) -> list[str]:
-    """Return two lines on what to use. advice: what tuning says (`rule`), and where (`file`)."""
+    """Return two lines on what to use. advice: the `rule` that tuning advises, and its `file`."""
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
     if advice is None:
         return answer(measurements, labels_of(results), drafting)
@@ -60,8 +60,9 @@ def answer(
 ) -> list[str]:
     """Return two lines: what to use and how much faster it is, then how sure that is.
 
-    labels: policy -> its name with the numbers of its stop rule; drafting: policies that no tuning
-    made plain; advised: the one that tuning says, None: the fastest that is shown to be faster."""
+    labels: policy -> its name with the numbers of its stop rule; drafting: policies that tuning has
+    not replaced by plain decoding; advised: the one that tuning advises, None: the fastest that is
+    shown to be faster."""
     speeds = compare(measurements)
     drafts = [name for name in speeds if name in drafting and name != BASELINE]
     best = chosen(speeds, drafting, advised)
@@ -84,7 +85,7 @@ def answer(
 
 
 def beside(speeds: Mapping[str, Estimate]) -> list[str]:
-    """Return how other policies do beside the one to use, in sentences. speeds: theirs over its."""
+    """Return sentences that compare other policies with the one to use. speeds: theirs over its."""
     groups: dict[str, list[str]] = {
         "No clear difference from it": [],
         "Clearly slower": [],
@@ -101,7 +102,7 @@ def beside(speeds: Mapping[str, Estimate]) -> list[str]:
 def chosen(
     speeds: Mapping[str, Estimate], drafting: Collection[str], advised: str | None
 ) -> str | None:
-    """Return the policy to use, None for plain decoding: the advised one, without advice the
+    """Return the policy to use, None for plain decoding: the advised one or, without advice, the
     fastest that is shown to be faster. speeds: over plain decoding."""
     drafts = [name for name in speeds if name in drafting and name != BASELINE]
     if advised is not None:
@@ -111,7 +112,7 @@ def chosen(
 
 
 def basis(measurements: pd.DataFrame, how_chosen: str) -> str:
-    """Return what the answer rests on, in a line."""
+    """Return the basis of the answer, in a line."""
     repeats, prompts = int(measurements["repeat"].max()) + 1, count_prompts(measurements)
     few = (
         f" Provisional: {prompts} is too few for a trustworthy interval; raise limit."
@@ -129,7 +130,7 @@ def times(speed: Estimate) -> str:
 
 
 def lower(estimate: Estimate) -> float:
-    """Return the lower end, the value where there is no interval."""
+    """Return the lower end of the interval, or the value if there is none."""
     return estimate.value if estimate.low is None else estimate.low
 
 
@@ -154,8 +155,8 @@ def labelled(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def legend(methods: Mapping[str, Any]) -> str:
-    """Return what each method does, in the words of the part that makes it: a stop rule that has a
-    setting to tune, else the structure, else the engine."""
+    """Return a description of each method, from the docstring of its decisive part: a stop rule
+    that has a setting to tune, else the structure, else the engine."""
     lines = []
     for name, method in methods.items():
         parts = [
@@ -193,8 +194,8 @@ COSTS = (
 def page(
     cfg: DictConfig, results: Mapping[str, Any], lines: Sequence[str], whole: bool = True
 ) -> str:
-    """Return what a comparison of methods says: the answer and one table, with what was asked for
-    besides, or the `whole` of it. lines: of `answer`."""
+    """Return the page of a comparison: the answer and one table, with further parts that were asked
+    for, or the `whole` page. lines: of `answer`."""
     labels, draft = labels_of(results), results["draft"]
     drafting = [labels[name] for name, each in results["methods"].items() if each["speculates"]]
     rows = {
@@ -240,7 +241,7 @@ def page(
 
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
-    """Return how the numbers came about."""
+    """Return remarks on the origin of the numbers."""
     methods = results["methods"].items()
     parts = [f"{name}: {method['note']}." for name, method in methods if method["note"]]
     for name, speeds in results["tried"].items():
@@ -275,7 +276,7 @@ def heading(cfg: DictConfig) -> str:
 
 
 def hardware(facts: Mapping[str, Any]) -> str:
-    """Return where and with what it was measured."""
+    """Return the hardware and software of the measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
         f"{in_words(facts['hardware'])}, threads: {facts['threads']},"
@@ -284,8 +285,8 @@ def hardware(facts: Mapping[str, Any]) -> str:
 
 
 def simulated(pair: Mapping[str, Any]) -> list[str]:
-    """Return what every speed of a pair has to say whose draft stands for another one; nothing of
-    any other. pair: its settings."""
+    """Return the remark on all speeds of a pair whose draft simulates another one; nothing for
+    other pairs. pair: its settings."""
     mix, bits = pair.get("draft_mix", 1), pair.get("bits")
     how = [f"the target with weights of {bits} bits"] if bits else []
     how += [f"mixed with the target, pair.draft_mix={mix}"] if mix < 1 else []
@@ -301,10 +302,10 @@ def simulated(pair: Mapping[str, Any]) -> list[str]:
 def speed_table(
     summary: Summary, against: Mapping[str, str], drafting: Collection[str] | None = None
 ) -> str:
-    """Return the table that says how fast every method is.
+    """Return the table of the speeds of all methods.
 
-    against: what else to compare with -> method; drafting: methods that no tuning made plain, None:
-    all of them"""
+    against: heading -> further method to compare with; drafting: methods that tuning has not
+    replaced by plain decoding, None: all"""
     rows = [
         [
             name,
@@ -343,7 +344,7 @@ def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str
 
 
 def draft_table(summary: Summary) -> str:
-    """Return how much was drafted, and what became of it, where that is known."""
+    """Return the table of drafted tokens and their acceptance, where these are known."""
     plain = [name for name, row in summary.items() if not row["drafted/round"].value]
     drafts = {name: row for name, row in summary.items() if name not in (BASELINE, *plain)}
     return figure_table(drafts, DRAFTS, with_interval)
@@ -368,7 +369,7 @@ def figure_table(
 
 
 def lossless_in_short(lines: Sequence[str]) -> list[str]:
-    """Return the lines of `evaluation.lossless`, in one where every output equals plain
+    """Return the lines of `evaluation.lossless`, shortened to one if every output equals plain
     decoding's."""
     equal = [line for line in lines if line.endswith("(equal)")]
     if len(equal) < 2:
@@ -378,8 +379,8 @@ def lossless_in_short(lines: Sequence[str]) -> list[str]:
 
 
 def draft_lines(match: Mapping[str, Any]) -> list[str]:
-    """Return how the draft matches the target. match: of `speedup_bound.draft_along`, one
-    dataset."""
+    """Return lines on how well the draft matches the target. match: of `speedup_bound.draft_along`,
+    for one dataset."""
     best, later = match["speedup_bound"], ", ".join(f"{p:.3f}" for p in match["accepted_after"])
     reads = " (then {}, for it reads its own states after the first token of a draft)"
     return [

@@ -1,5 +1,5 @@
-"""How a draft matches its target along the responses of plain decoding, and the speed-up that its
-acceptance and the costs of forwards allow."""
+"""The match of a draft with its target along the responses of plain decoding, and the speed-up that
+its acceptance and the costs of forwards allow."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,14 +20,14 @@ TOGETHER = 128  # positions of a response from which drafts are followed by one 
 
 @dataclass(frozen=True)
 class Match:
-    """A draft against its target along a response of T tokens, both having read all before.
+    """A draft against its target along a response of T tokens, given the text before each.
 
     overlap: [T], sum_v min(p, q) at temperature 1; greedy: [T], whether p and q have the same most
-    probable token; both of a draft's first token. chance: [D, T], that the response's token is the
-    draft's, given that the response has it and the d tokens before it were drafted in the same
-    round: min(1, q / p) of the warped distributions (Leviathan et al. 2023: a drawn token is kept
-    with min(1, p / q), so it is drawn and kept with min(p, q)). D is 1 where d makes no difference;
-    zeros where the response has no d tokens before"""
+    probable token; both for a draft's first token. chance: [D, T], the probability that the
+    response's token came from the draft, given the response and that the d tokens before it were
+    drafted in the same round: min(1, q / p) of the warped distributions (Leviathan et al. 2023: a
+    drawn token is kept with min(1, p / q), so it is drawn and kept with min(p, q)). D is 1 if d
+    makes no difference; zeros where the response has no d tokens before"""
 
     overlap: Tensor
     greedy: Tensor
@@ -43,9 +43,9 @@ def match(
     draft_warp: Warp,
     longest: int = 1,
 ) -> Match:
-    """One forward of each model over prompt [P] and response [T]; their caches are left to be
-    reset. Of a draft that reads its target's states, and its own from the second token of a draft
-    on, also `drafted_logits`, for drafts of up to `longest` tokens."""
+    """Return the match by one forward of each model over prompt [P] and response [T]; the caller
+    resets their caches. A draft that reads its target's states, and its own from the second token
+    of a draft on, also runs `drafted_logits`, for drafts of up to `longest` tokens."""
     tokens = torch.tensor(response)
     text = torch.cat([prompt, tokens])[:-1]
     rows = range(len(prompt) - 1, len(text))
@@ -78,10 +78,10 @@ def match(
 def drafted_logits(
     draft: Any, start: int, tokens: Tensor, anchors: Tensor, depths: int
 ) -> Iterator[Tensor]:
-    """Yield the draft's logits [A, V] when it has drafted 1, 2, ..., `depths` of a response's
-    `tokens` [T] itself, from each of `anchors` [A] on, for the token after them. start: tokens of
-    the prompt; it has prompt and response but its last token cached, and has them again at the end.
-    Where the response ends earlier they mean nothing."""
+    """Yield the draft's logits [A, V] of the next token after it has drafted 1, 2, ..., `depths` of
+    a response's `tokens` [T] itself, from each of `anchors` [A] on; undefined where the response
+    ends earlier. start: tokens of the prompt. Its cache must hold prompt and response without the
+    last token, and does so again at the end."""
     base, own = draft.length, torch.eye(len(anchors), dtype=torch.bool)
     rows = start - 1 + anchors
     prefix = torch.arange(base) <= rows[:, None]
@@ -93,11 +93,12 @@ def drafted_logits(
 
 
 def expected_rounds(chance: Sequence[Sequence[float]], gamma: int) -> float:
-    """Return the rounds in which drafts of `gamma` tokens, verified token by token, make the
-    response, expected over all verdicts.
+    """Return the expected number of rounds that produce the response with drafts of `gamma` tokens,
+    verified token by token.
 
-    chance: [D, T], of each token that it is the draft's (`Match`); of more than D tokens drafted,
-    the last row. A round ends with the first token that is not, or with the one after the draft.
+    chance: [D, T], the probability that each token came from the draft (`Match`); the last row also
+    holds for longer drafts. A round ends with the first token that did not, or with the one after
+    the draft.
     """
     count, rounds = len(chance[0]), 0.0
     begins = [1.0] + [0.0] * (count + gamma)  # probability that a round begins at a token
@@ -114,7 +115,7 @@ def expected_rounds(chance: Sequence[Sequence[float]], gamma: int) -> float:
 
 @dataclass(frozen=True)
 class SpeedupBound:
-    """Modelled: nothing but forwards costs time, and every draft has `gamma` tokens. speedup: over
+    """A modelled bound: only forwards cost time, and every draft has `gamma` tokens. speedup: over
     one target forward per token."""
 
     gamma: int
@@ -144,7 +145,7 @@ def draft_along(
     draft_warp: Warp,
     longest: int,
 ) -> dict[str, Any]:
-    """Return measured seconds of forwards, and by dataset how the draft matches the target along
+    """Return measured seconds of forwards, and by dataset the draft's match with the target along
     the responses of plain decoding, with the best draft length up to `longest`.
 
     prompts [n] and plain: the same requests."""
@@ -164,7 +165,7 @@ def draft_along(
 
 
 def _summary(matches: Sequence[Match], devices: Devices, longest: int) -> dict[str, Any]:
-    """Return what one dataset's responses say, means over all positions."""
+    """Return means over all positions of one dataset's responses, and its bound."""
 
     def mean(values: Iterable[Tensor]) -> float:
         return float(torch.cat(list(values)).double().mean())

@@ -1,11 +1,12 @@
-"""The table of measurements: what every policy did on every prompt, and how policies compare.
+"""The table of measurements: the counts and seconds of every policy on every prompt, and
+comparisons of policies.
 
-Decoding, replay of a harvest, simulation of engines that run side by side, batched schedules and
-expected acceptance all fill the same pandas frame: a row for each (policy, setting, dataset,
-prompt, repeat), with sums over the rounds of that response. `price` adds modelled seconds,
-`compare` the speed of one policy over another's on the same prompts. Every figure is a ratio of
-sums over prompts with a 95 % bootstrap interval over prompts (repeats of a prompt are added up), so
-that a page, a table and a notebook that read the same rows say the same number."""
+Decoding, replay of a harvest, simulation of overlapped engines, batched schedules and expected
+acceptance all fill the same pandas frame: a row for each (policy, setting, dataset, prompt,
+repeat), with sums over the rounds of that response. `price` adds modelled seconds, `compare` the
+speed of one policy over another's on the same prompts. Every figure is a ratio of sums over prompts
+with a 95 % bootstrap interval over prompts (repeats of a prompt are added up), so that a page, a
+table and a notebook that read the same rows show the same number."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,9 @@ from runtime.text import printable
 
 FILE = "measurements.parquet"
 BASELINE = "autoregressive"  # the policy that drafts nothing
-ALL = "all"  # what tables and figures call all datasets together
+ALL = "all"  # all datasets together, in tables and figures
 SPEEDUP = "speed-up"
-MODELLED = "modelled"  # how columns begin that hold seconds of a cost table
+MODELLED = "modelled"  # prefix of columns with seconds of a cost table
 IDENTITY = {"policy": "", "setting": np.nan, "dataset": "", "prompt": ""}
 """Columns that identify a row, and what they hold where a producer knows nothing."""
 
@@ -76,7 +77,7 @@ RATIOS = {
     "acceptance": ("accepted", "drafted"),
     "accepted length M": ("run_tokens", "runs"),
     "rollback RB": ("lost", "steps"),
-    "stop rule time": ("stop_seconds", "seconds"),  # what its predictor takes included
+    "stop rule time": ("stop_seconds", "seconds"),  # including its predictor
     "joules/token": ("joules", "emitted"),
 }
 """What is read off a table: above / below, sums over prompts."""
@@ -107,7 +108,7 @@ Summary = dict[str, Row]
 
 
 def timed(traces: Mapping[str, Sequence[Trace]]) -> pd.DataFrame:
-    """Return the rows of what was decoded. traces: policy -> those of all prompts and repeats, in
+    """Return the rows of decoded responses. traces: policy -> those of all prompts and repeats, in
     the order they were decoded."""
     rows = (
         {"policy": policy, "dataset": trace.dataset, "prompt": trace.prompt_id, **sums(trace)}
@@ -118,8 +119,8 @@ def timed(traces: Mapping[str, Sequence[Trace]]) -> pd.DataFrame:
 
 
 def table(kind: str, rows: Iterable[Mapping[str, Any]] | pd.DataFrame) -> pd.DataFrame:
-    """Return a table of these rows with all columns that identify them, in the order of `SCHEMA`,
-    the repeats of a policy's prompt numbered."""
+    """Return a table of these rows with all identifying columns, in the order of `SCHEMA`, and with
+    numbered repeats of a policy's prompts."""
     frame = pd.DataFrame(rows if isinstance(rows, pd.DataFrame) else list(rows))
     lacking = {column: value for column, value in IDENTITY.items() if column not in frame}
     frame = frame.assign(kind=kind, **lacking)
@@ -164,7 +165,7 @@ def sums(trace: Trace) -> dict[str, Any]:
         "rounds": len(rounds),
         "target_rows": sum(map(target_rows, rounds)),
         "drafted": sum(drafted),
-        # of drafts that are known: other libraries do not say what they drafted
+        # only of known drafts: other libraries do not tell what they drafted
         "accepted": sum(round_.accepted for round_ in rounds if round_.draft_tokens),
         "draft_forwards": sum(round_.draft_forwards for round_ in rounds),
         "questions": sum(len(round_.predicted) for round_ in rounds),
@@ -183,7 +184,7 @@ def sums(trace: Trace) -> dict[str, Any]:
 
 
 def _overlap_sums(trace: Trace) -> dict[str, Any]:
-    """Return NaN for every column where no round ran both models side by side."""
+    """Return the columns of overlapped engines, NaN if no round ran both models side by side."""
     shared = [round_.overlap for round_ in trace.rounds if round_.overlap]
     if not shared:
         return dict.fromkeys(SIDE_BY_SIDE, np.nan)
@@ -200,7 +201,7 @@ def _overlap_sums(trace: Trace) -> dict[str, Any]:
 
 
 def draft_steps(round_: RoundTrace) -> tuple[int, int]:
-    """Return draft steps in time, and those lost to a rejection."""
+    """Return the number of draft steps in time, and of those lost to a rejection."""
     if round_.overlap:
         return round_.overlap.draft_steps, round_.overlap.rollback
     return round_.depth, round_.depth - round_.accepted
@@ -226,9 +227,8 @@ def tokens_per_second(traces: Iterable[Trace]) -> float:
 
 def accepted_lengths(trace: Trace) -> list[int]:
     """Return the lengths of runs of accepted draft tokens as SpecBranch counts them (2506.01979,
-    appendix E.3): a serial round that drafted is a run of its own; the rounds of an engine that
-    runs both models side by side are one stretch of drafting until something is rejected. A
-    rejected first token makes a run of length 0."""
+    appendix E.3): each serial round with a draft is one run; in an overlapped engine a run spans
+    rounds until a rejection. A rejected first token makes a run of length 0."""
     if not any(round_.overlap for round_ in trace.rounds):
         return [round_.accepted for round_ in trace.rounds if round_.draft_tokens]
     runs, run = [], 0
@@ -241,8 +241,8 @@ def accepted_lengths(trace: Trace) -> list[int]:
 
 
 def _model_seconds(trace: Trace) -> float:
-    """Return the time in which at least one of the models was at work: the forwards, or where
-    models ran side by side, the jobs."""
+    """Return the time in which at least one of the models was running: its forwards or, if models
+    ran side by side, their jobs."""
     spans = [span for round_ in trace.rounds if round_.overlap for span in round_.overlap.spans]
     busy, end, side_by_side = 0.0, 0.0, False
     for span in sorted(spans, key=lambda span: span.start):
@@ -253,8 +253,9 @@ def _model_seconds(trace: Trace) -> float:
 
 
 def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
-    """Return the table with `modelled` and `modelled_plain`, what `cost` says its counts take.
-    Only of counts in turn: where the models run side by side, rounds are priced (`modelled`)."""
+    """Return the table with `modelled` and `modelled_plain`, the seconds of its counts under
+    `cost`. Only for models in turn: rounds of overlapped engines are priced by
+    `evaluation.timeline`."""
     parts = []
     for policy, rows in measurements.groupby("policy", sort=False):
         names = ("draft_forwards", "questions", "emitted")
@@ -270,11 +271,11 @@ def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
 
 
 def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Return sums over the repeats of every prompt, one row each, by dataset and prompt (whatever
-    the order they were decoded in, intervals are drawn alike); NaN where a repeat has none.
+    """Return sums over the repeats of every prompt, one row each, sorted by dataset and prompt (so
+    that intervals do not depend on the order of decoding); NaN if a repeat has no value.
 
-    Raises ValueError where rows of several settings, splits, kinds or numbers of requests would be
-    added up: select those that are meant first."""
+    Raises ValueError if rows of several settings, splits, kinds or numbers of requests would be
+    added up: select one of them first."""
     for column in ("setting", "split", "requests", "kind"):
         if column in measurements and measurements[column].nunique(dropna=False) > 1:
             raise ValueError(f"rows of several values of {column!r}: select one of them first")
@@ -285,8 +286,8 @@ def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def ratio(measurements: pd.DataFrame, above: str, below: str) -> Estimate:
-    """Return sum(above) / sum(below) with its 95 % interval over prompts; 0 where nothing is
-    counted below. Columns are of one policy."""
+    """Return sum(above) / sum(below) with its 95 % interval over prompts; 0 if sum(below) is 0.
+    Columns are of one policy."""
     each = prompts(measurements, above, below)
     return ratio_of(each[above].to_numpy(float), each[below].to_numpy(float))
 
@@ -302,8 +303,8 @@ def compare(
     above: str = "emitted",
     below: str = "seconds",
 ) -> dict[str, Estimate]:
-    """Return by policy its `above` / `below` over that of the policy `against`, on the prompts
-    both have: sums over prompts, with the 95 % interval over prompts, drawn for both alike.
+    """Return by policy its `above` / `below` over that of the policy `against`, on the prompts that
+    both have: ratios of sums over prompts, with the paired 95 % interval over prompts.
 
     By default the measured speed-up; NaN for a policy that shares no prompt with `against`. Raises
     KeyError where `against` has no rows, ValueError where a policy's rows are of several settings,
@@ -368,8 +369,8 @@ def summary(measurements: pd.DataFrame, against: Iterable[str] = ()) -> Summary:
 
 
 def by_dataset(measurements: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the rows of all prompts under `ALL`, and those of each dataset by what it is shown as,
-    where there are several."""
+    """Return the rows of all prompts under `ALL` and, if there are several datasets, those of each
+    by its name in tables."""
     names = sorted(measurements["dataset"].unique())
     parts = {shown_as(name): measurements[measurements["dataset"] == name] for name in names}
     return {ALL: measurements, **(parts if len(names) > 1 else {})}
@@ -380,8 +381,8 @@ def count_prompts(measurements: pd.DataFrame) -> int:
 
 
 def shown_as(dataset: str) -> str:
-    """Return what tables and figures call a dataset: its name, in quotation marks where it could be
-    taken for all datasets. No two datasets are called the same."""
+    """Return the name of a dataset in tables and figures: in quotation marks if it could be taken
+    for all datasets. Names are unique."""
     return f'"{dataset}"' if dataset.strip('"') == ALL else dataset
 
 

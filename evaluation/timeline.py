@@ -1,5 +1,4 @@
-"""Modelled time of traces: what the same decode takes where draft and target each have a device of
-their own.
+"""Modelled time of traces: that of the same decode with draft and target on one device each.
 
 Counts are those of the run that was traced, seconds those of a cost table; drawing, verification
 and the stop rule cost nothing. Prefill is left out. Every figure from here is *modelled*."""
@@ -39,8 +38,8 @@ class Devices:
 
     @classmethod
     def of_ratio(cls, c: float) -> "Devices":
-        """c = T_p / T_q whatever the number of rows, in units of a draft forward: the papers'
-        simplification."""
+        """Return the papers' simplification: c = T_p / T_q for any number of rows, in units of a
+        draft forward."""
         return cls(lambda rows: 1.0, lambda rows: c)
 
 
@@ -50,8 +49,8 @@ def modelled_seconds(trace: Trace, devices: Devices) -> float:
 
 
 def _seconds(round_: RoundTrace, devices: Devices) -> float:
-    """Return the sum over both models, where the forwards of a draft share its tokens evenly; of
-    models side by side the draft stage plus the longer of what the two do."""
+    """Return the seconds of a round: in turn, the sum over both models, with a draft's tokens
+    divided evenly among its forwards; side by side, the draft stage plus the longer of both."""
     stages, target = round_.overlap, devices.target(target_rows(round_))
     nodes, forwards = len(round_.draft_tokens), round_.draft_forwards
     if stages is None:
@@ -66,8 +65,8 @@ def _seconds(round_: RoundTrace, devices: Devices) -> float:
 
 
 def branch_rows(stages: StageTrace, forwards: int) -> list[int]:
-    """Return the rows of each of the `forwards` of a branch stage: first the tip's where it is not
-    known yet, then the branches' that still grow."""
+    """Return the rows of each of the `forwards` of a branch stage: first the tip's, if it has not
+    been run yet, then those of the branches that still grow."""
     longest = max(map(len, stages.branches), default=0)
     growing = [
         sum(len(branch) > depth for branch in stages.branches) for depth in range(1, longest)
@@ -88,8 +87,8 @@ def priced(
     """Return the table of these traces with a column `modelled <name>` for each cost table:
     seconds, or draft forwards, if draft and target had a device each.
 
-    names: measured, pipeline, or speed ratios; prompts [n]: what the first traces of plain decoding
-    continue."""
+    names: measured, pipeline, or speed ratios; prompts [n]: those of the first traces of plain
+    decoding."""
     devices = {f"c={c:g}": Devices.of_ratio(c) for c in names if c not in TABLES}
     decoded = [trace for policy in traces.values() for trace in policy]
     if asked := [name for name in TABLES if name in names]:
@@ -106,8 +105,8 @@ def priced(
 
 
 def measured_devices(pair: Pair, text: Sequence[int], widest: int) -> Devices:
-    """Measure seconds per forward of up to `widest` rows of each model alone, with all of this
-    machine's threads, after `text` or what fits of it."""
+    """Measure seconds per forward of up to `widest` rows of each model alone, with all threads of
+    this machine, after `text` or the part that fits."""
     context = torch.tensor(text[: min(lm.max_length for lm in (pair.draft, pair.target)) - 1])
     rows = [n for n in COST_ROWS if n < widest] + [widest]
     draft, target = (

@@ -1,4 +1,4 @@
-"""Texts of the tokens in traces, saved with them: whoever shows a trace needs no tokenizer."""
+"""Texts of the tokens in traces, saved with them, so that showing a trace needs no tokenizer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,8 +13,9 @@ FILE = "vocabulary.json"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens: id -> text of every token that occurs in the traces; prompts: dataset -> prompt id ->
-    the rendered prompt. Empty where nothing was saved: a token is then shown by its id."""
+    """Texts of tokens and prompts. tokens: id -> text of every token that occurs in the traces;
+    prompts: dataset -> prompt id -> the rendered prompt. Empty if nothing was saved: a token is
+    then shown by its id."""
 
     tokens: Mapping[int, str] = field(default_factory=dict)
     prompts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -28,7 +29,7 @@ class Vocabulary:
 
 
 class Saved(Form):
-    """What the file holds."""
+    """The form of the file."""
 
     tokens: dict[int, str]
     prompts: dict[str, dict[str, str]]
@@ -41,8 +42,8 @@ def of_traces(
     """Return the texts that traces need. tokenizer: of transformers; prompts: token ids [n] by
     dataset and prompt id.
 
-    A token's text is what it adds to a text: alone, some tokenizers drop its leading space. Part of
-    a character is shown as the replacement character."""
+    A token's text is the text it adds to others: alone, some tokenizers drop its leading space.
+    Part of a character is shown as the replacement character."""
     used = sorted({token for trace in traces for r in trace.rounds for token in tokens_of(r)})
     whole = [token for token in used if "\ufffd" not in tokenizer.decode([token])][:1]
     before = len(tokenizer.decode(whole))
@@ -54,7 +55,7 @@ def of_traces(
 
 
 def tokens_of(round_: RoundTrace) -> list[int]:
-    """Return what was drafted or committed."""
+    """Return the drafted and committed tokens."""
     branches = round_.overlap.branches if round_.overlap else []
     return [*round_.tokens, *round_.draft_tokens, *(t for branch in branches for t in branch)]
 
@@ -64,8 +65,8 @@ def write(folder: Path, vocabulary: Vocabulary) -> None:
 
 
 def read(folder: Path) -> Vocabulary:
-    """Return what `write` saved, nothing where the folder has no such file. Raises UserError naming
-    a file that is damaged, or that an earlier version wrote."""
+    """Return what `write` saved, empty if the folder has no such file. Raises UserError naming a
+    file that is damaged, or that an earlier version wrote."""
     if not (folder / FILE).is_file():
         return Vocabulary()
     saved = read_json(folder / FILE, Saved, "run", "Run scripts/evaluate.py again, or delete it")

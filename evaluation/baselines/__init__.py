@@ -1,1 +1,1 @@
-"""What a user would run instead: `generate` of transformers, the plain harvest, models in turn."""
+"""Baselines that a user would otherwise run: `generate` of transformers."""

@@ -1,8 +1,8 @@
 """`generate` of transformers as engines of a comparison: plain, compiled, assisted, prompt lookup.
 
-What `conf/engine/{generate,generate_compiled,assisted*,prompt_lookup}.yaml` name. The models are
-loaded apart from ours, as `from_pretrained` gives them; the engines of a run share them. An
-assistant keeps its whole vocabulary."""
+They are made by `conf/engine/{generate,generate_compiled,assisted*,prompt_lookup}.yaml`. Their
+models are loaded separately, with `from_pretrained`; the engines of a run share them. An assistant
+keeps its whole vocabulary."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,14 @@ from runtime.settings.kinds import Count, Group, Path, Probability, Text, altern
 
 
 class GenerateEngine:
-    """What a user gets from `from_pretrained` and `generate`: plain, compiled, assisted by the
-    draft, or with prompt lookup.
+    """`generate` of transformers: plain, compiled, assisted by the draft, or with prompt lookup.
 
-    target, assistant: plainly loaded models, the latter None where `settings` do without it;
-    settings: further fields of the GenerationConfig, None where unset. Whatever the models' own
-    generation configs say does not count, so the distribution is the target's after `warp`. The
-    assistant's distribution follows from the same warp; transformers 5.23 applies it to an
-    assistant twice, which changes nothing at temperature 1 or 0, and costs acceptance elsewhere,
-    not exactness. Raises UserError for settings that transformers refuses."""
+    target, assistant: plainly loaded models, the latter None if `settings` do not need it;
+    settings: further fields of the GenerationConfig, None where unset. The models' own generation
+    configs are ignored, so the distribution is the target's after `warp`. The assistant's
+    distribution follows from the same warp; transformers 5.23 applies it to an assistant twice,
+    which changes nothing at temperature 1 or 0, and elsewhere costs acceptance, not exactness.
+    Raises UserError for settings that transformers refuses."""
 
     records_drafts = False
     caution = ""
@@ -65,10 +64,10 @@ class GenerateEngine:
         """Continue `prompt_ids` [n] until EOS or `max_new_tokens`. One number of `sampler` seeds
         torch.
 
-        A round is what a target forward has added. Assisted, with prompt lookup as well, the first
-        one runs prompt and draft together and is a round as any other; otherwise it is the prefill,
-        which adds a token without a draft. What was drafted is not known (`records_drafts`), so
-        `draft_tokens` is empty."""
+        A round is one target forward and the tokens it adds. Assisted or with prompt lookup, the
+        first forward runs prompt and draft together and is an ordinary round; otherwise it is the
+        prefill, which adds a token without a draft. Draft tokens are not known (`records_drafts`),
+        so `draft_tokens` is empty."""
         self.target.generation_config = GenerationConfig()
         if self.assistant is not None:  # anew: `generate` may move them
             self.assistant.generation_config = GenerationConfig(**self.settings)
@@ -97,7 +96,7 @@ class GenerateEngine:
 
 
 class Rounds(BaseStreamer):
-    """Receives the prompt and then what each target forward adds."""
+    """Receives the prompt and then the tokens that each target forward adds."""
 
     def __init__(self) -> None:
         self.added: list[list[int]] = []
@@ -116,7 +115,7 @@ class CompiledGenerateEngine(GenerateEngine):
     """`generate` with a compiled forward on a static cache; `make_ready` compiles it."""
 
     def make_ready(self, prompts: Sequence[Tensor], max_new_tokens: int) -> str | None:
-        """Compile, with a cache as long as the longest of `prompts` [n] and its response.
+        """Compile, with a cache for the longest of `prompts` [n] and its response.
 
         Returns None, or in a line why it does not compile here (`not_compiled`)."""
         self.settings = compiled_settings(max(map(len, prompts)) + max_new_tokens)
@@ -124,8 +123,8 @@ class CompiledGenerateEngine(GenerateEngine):
 
 
 def compiled_settings(length: int) -> dict[str, Any]:
-    """Fields of a GenerationConfig: a compiled forward on a static cache of `length` tokens, on a
-    CPU as well.
+    """Return fields of a GenerationConfig for a compiled forward on a static cache of `length`
+    tokens, on a CPU as well.
 
     Prefill is not compiled, by transformers' choice. `length` is that of the longest request: a
     call with a longer one would compile again. transformers compiles on a CPU only where
@@ -151,13 +150,13 @@ def not_compiled(engine: GenerateEngine, prompt_ids: Tensor) -> str | None:
 
 
 def warp_settings(warp: Warp) -> dict[str, Any]:
-    """Fields of a GenerationConfig; without them transformers would take the top 50 tokens."""
+    """Return a warp as fields of a GenerationConfig (transformers' default is top-k 50)."""
     if warp.temperature == 0:
         return {"do_sample": False}
     return {"do_sample": True, **warp.to_dict()}
 
 
-# What configs name --------------------------------------------------------------------------------
+# Made by configs ----------------------------------------------------------------------------------
 
 
 class Generation(Group):
@@ -184,14 +183,14 @@ Further = Annotated[Generation, "further fields of its GenerationConfig"]
 def plain(
     models: Models, warp: OfTarget, settings: Further, pair: ModelPair, eos_ids: frozenset[int]
 ) -> GenerateEngine:
-    """The target alone, with prompt lookup where `settings` ask for it."""
+    """Return an engine of the target alone, with prompt lookup if `settings` ask for it."""
     return GenerateEngine(_loaded("target", models), None, warp, eos_ids, settings)
 
 
 def compiled(
     models: Models, warp: OfTarget, pair: ModelPair, eos_ids: frozenset[int]
 ) -> CompiledGenerateEngine:
-    """The target alone, its forward compiled before anything is timed."""
+    """Return an engine of the target alone, whose forward is compiled before anything is timed."""
     return CompiledGenerateEngine(_loaded("target", models), None, warp, eos_ids, {})
 
 
@@ -205,9 +204,9 @@ def assisted(
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> GenerateEngine:
-    """The target with an ordinary draft model.
+    """Return an engine of the target with an ordinary draft model.
 
-    Raises UserError where no draft is given that transformers can use."""
+    Raises UserError if no draft is given that transformers can use."""
     folder = assistant_of(assistant, models, pair)
     given = models if folder is None else OmegaConf.merge(models, {"draft": str(folder)})
     try:
@@ -230,7 +229,7 @@ def assistant_of(
 ) -> Path | str | None:
     """Return folder or hub id of the draft of assisted generation; None: it is `pair.draft`.
 
-    Raises UserError where that one reads its target and there is no other, or is mixed with it."""
+    Raises UserError if none is given and the pair's draft reads its target or is mixed with it."""
     if assistant is not None:
         return assistant
     if not pair.draft.reads_target:
@@ -245,8 +244,8 @@ def assistant_of(
 
 
 def _loaded(side: str, models: Any) -> PreTrainedModel:
-    """Return a model of a pair's settings, once for all engines. Raises UserError where some of
-    them are lacking."""
+    """Load a model of a pair's settings, once for all engines. Raises UserError if settings are
+    missing."""
     needed = {
         n for n, one in Pair.described().items() if type(None) not in alternatives(one.annotation)
     }

@@ -33,10 +33,10 @@ from runtime.job import command_line
 
 
 def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.DataFrame, str]:
-    """Find the best fixed length for so many requests decoded together. name: of the costs.
+    """Find the best fixed length for each number of requests decoded together. name: of the costs.
 
-    Returns the costs of their steps, what the file of a schedule says (`sizes`: `best_length` of
-    every number of requests), the measurements of every length and way, and what is printed."""
+    Returns the costs of their steps, the content of the schedule's file (`sizes`: `best_length` of
+    every number of requests), the measurements of every length and way, and the text to print."""
     harvest, elsewhere = open_harvests(cfg)
     gamma = cfg.gamma_max or harvest.gamma
     cost, rule = priced(cfg, gamma), {"fixed": instantiate(cfg.rules.fixed)}
@@ -84,13 +84,13 @@ def best_length(
     requests: int,
     gamma: int,
 ) -> dict[str, Any]:
-    """Return the fixed length to draft for so many requests, and what it brings. Every request pays
-    its share of a step in which all of them draft as much.
+    """Return the fixed length to draft for this number of requests, and its speed. Every request
+    pays its share of a step in which all draft the same length.
 
-    chosen_on, judged_on: fixed lengths, counted on different prompts. length: 0 where none pays on
-    the prompts it was chosen on (the whole 95 % interval of its speed-up there must be above 1);
-    best: the fastest length there all the same; the rest is on prompts it was not chosen on, with
-    95 % intervals over them: tokens_per_second of all requests together, speedup over no draft,
+    chosen_on, judged_on: fixed lengths, counted on different prompts. length: 0 if none pays on the
+    prompts of `chosen_on` (the whole 95 % interval of its speed-up there must be above 1); best:
+    the fastest length there in any case. The rest is on the prompts of `judged_on`, with 95 %
+    intervals over them: tokens_per_second of all requests together, speedup over no draft,
     best_speedup of `best`."""
     table = share(cost, requests, gamma)
     ((pick, judged),) = tuning.picks(chosen_on, judged_on, table)
@@ -122,7 +122,7 @@ def measurements(
     scheduled: Mapping[str, pd.DataFrame],
 ) -> pd.DataFrame:
     """Return the rows of every length on the prompts of each split, for every number of requests,
-    and those of the scheduler by what they are judged on."""
+    and those of the scheduler, by the data they are judged on."""
     parts = [rows.assign(split=where) for where, rows in scheduled.items()]
     for split, each in fixed.items():
         rows = tuning.candidate_rows(each, split)
@@ -169,8 +169,8 @@ def answer(sizes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def priced(cfg: DictConfig, gamma: int) -> BatchCost:
-    """Return the costs of the config, measured here where it says so. Raises UserError for fewer
-    rows than drafts of `gamma` tokens have."""
+    """Return the costs of the config, measured here if it says so. Raises UserError for fewer rows
+    than drafts of `gamma` tokens have."""
     if "_target_" in cfg.batch_cost:
         cost: BatchCost = instantiate(cfg.batch_cost)
         return cost
@@ -219,8 +219,8 @@ def timed(
     lm: CachedLM, requests: Sequence[int], rows: Sequence[int], context: int, repeats: int
 ) -> list[list[float]]:
     """Return seconds by requests, then rows of each. Sizes take turns, so that drift of the machine
-    hits all of them alike; the first turn warms up."""
-    first = BufferCache()  # of as many times the same text, of tokens drawn at random
+    affects all alike; the first turn warms up."""
+    first = BufferCache()  # copies of one text, of random tokens
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(lm.vocab_size, (1, context), generator=generator).to(lm.device)
     lm.compute(chains(lm, tokens, 0), first, (), "none")
@@ -249,7 +249,7 @@ def chains(lm: CachedLM, tokens: torch.Tensor, start: int) -> Rows:
     if start and count > 1:
         mask = additive_mask(causal(count, lm.device), start, lm.model.dtype, lm.device)
     added = None
-    if lm.reads_target:  # what it adds takes no time by its values
+    if lm.reads_target:  # zeros take as long as any other values
         width = lm.model.config.get_text_config().hidden_size
         added = torch.zeros(size, count, width, dtype=lm.model.dtype, device=lm.device)
     return Rows(tokens, positions, mask, added)

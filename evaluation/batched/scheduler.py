@@ -1,21 +1,22 @@
 """The scheduler of serving engines, simulated: requests decoded together share a budget of rows.
 
-Every step every request drafts the same number of tokens; a policy says how many of them are
-verified. What the engines do: the budget is the one of most expected tokens per second, it goes to
-the positions of highest survival, the probability that all of a draft up to there is accepted, and
-tokens drawn beyond are thrown away. What that is worth over one length for all depends on the
-confidences that survival is made of: as logged, calibrated, or known (the oracle).
+In every step every request drafts the same number of tokens; a policy says how many of them are
+verified. Serving engines use the budget of most expected tokens per second, give it to the
+positions of highest survival (the probability that the draft up to there is accepted), and discard
+tokens drawn beyond. The gain over one length for all depends on the confidences from which survival
+is computed: as logged, calibrated, or known (the oracle).
 
-**Exactness.** Greedy target and draft: all policies are exact, for text is what the target says,
-however much of a draft is tested. Sampled: whether a token is verified must not depend on itself.
-`Budget` therefore is *not* exact, as the engines' are not: survival through a position is computed
-with the token there (a draw of low probability is cut off, so that the law of what is committed
-changes), and the budget of the same step is one of all draws. It is exact in sampled mode only
-where a position competes with the survival through the position *before* it (`before`), and the
-budget was settled without this step's draws (`lag` of a step or more): positions that follow in the
-same draft rank below it, so nothing that its token decides can push it out, and other requests are
-independent. The tests enumerate two requests of two drafted tokens. Simulated tokens per second of
-other settings are those of a text that is not the target's.
+**Exactness.** Greedy target and draft: all policies are exact, since the text is the target's
+choice, however much of a draft is verified. Sampled: whether a token is verified must not depend on
+that token. `Budget` therefore is *not* exact, as the engines' are not: survival through a position
+is computed with the token there (a draw of low probability is cut off, which changes the
+distribution of the output), and the budget of a step depends on all its draws. It is exact in
+sampled mode only if a position competes with the survival through the position *before* it
+(`before`), and the budget was settled without this step's draws (`lag` of a step or more): later
+positions of the same draft rank below it, so nothing that its token decides can push it out, and
+other requests are independent. The tests enumerate two requests of two drafted tokens. Simulated
+tokens per second of other settings belong to a text that does not have the target's
+distribution.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +45,13 @@ from runtime.intervals import Estimate
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 LEAST = 1e-6  # survival below which the engines verify nothing
-NOTHING = -1.0  # in place of a survival, where nothing is drafted
+NOTHING = -1.0  # in place of a survival where no token is drafted
 
 
 class Policy(Protocol):
     def lengths(self, survival: Array) -> Ints:
-        """Return the tokens verified of each draft, [R]. survival: [R, gamma], what is said of
-        them, `NOTHING` beyond what is drafted."""
+        """Return the number of tokens to verify of each draft, [R]. survival: [R, gamma], predicted
+        survival, `NOTHING` where no token is drafted."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class FixedLength:
 
 
 class Budget:
-    """SGLang's: b = argmax (R + sum of the b largest survivals) / seconds(R + b), to the largest
-    survivals (dspark_planner.py); ties by position, then request.
+    """SGLang's policy: b = argmax (R + sum of the b largest survivals) / seconds(R + b) tokens,
+    those of largest survival (dspark_planner.py); ties by position, then request.
 
-    seconds: [R gamma + 1], of a step that verifies so many draft tokens; lag: how many steps old
-    the survivals are that settle the budget (SGLang: 2; before any is known, all are 1); before:
+    seconds: [R gamma + 1], of a step by the number of draft tokens verified; lag: age in steps of
+    the survivals that settle the budget (SGLang: 2; before any is known, all are 1); before:
     positions compete with the survival through the position before them"""
 
     def __init__(self, seconds: Array, lag: int = 0, before: bool = False) -> None:
@@ -83,8 +84,8 @@ class Budget:
 
 
 def best_budget(survival: Array, seconds: Array) -> int:
-    """Count the draft tokens to verify in a step for most expected tokens per second. survival:
-    [R, gamma]; seconds: [R gamma + 1]."""
+    """Return the number of draft tokens to verify in a step for most expected tokens per second.
+    survival: [R, gamma]; seconds: [R gamma + 1]."""
     ranked = np.sort(survival[survival >= LEAST])[::-1]
     expected = len(survival) + np.concatenate([[0.0], np.cumsum(ranked)])
     return int(np.argmax(expected / seconds[: len(expected)]))
@@ -92,7 +93,7 @@ def best_budget(survival: Array, seconds: Array) -> int:
 
 def filled(survival: Array, budget: int) -> Ints:
     """Count the tokens of each draft, [R], among the `budget` of highest survival [R, gamma], which
-    must not rise along a draft; so what is taken is a prefix of it."""
+    must not rise along a draft, so that they are a prefix of it."""
     requests, gamma = survival.shape
     order = np.argsort(-survival.T.ravel(), kind="stable")[:budget]  # by position, then request
     return np.bincount(order % requests, minlength=requests)
@@ -100,8 +101,9 @@ def filled(survival: Array, budget: int) -> Ints:
 
 @dataclass(frozen=True)
 class Texts:
-    """N prompts. accept, confidence: [N, T, gamma], the probability that a token is accepted, given
-    those before it, and what is said of it; most: [N, T], tokens that are drafted; length: [N]"""
+    """Responses to N prompts. accept, confidence: [N, T, gamma], the probability that a token is
+    accepted given those before it, and its prediction; most: [N, T], tokens drafted; length:
+    [N]"""
 
     accept: Array
     confidence: Array
@@ -111,7 +113,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Served:
-    """By prompt, [N]: tokens committed, and the share of every step's seconds (1 / R)."""
+    """Totals of each prompt, [N]: tokens committed, and its share (1 / R) of the steps' seconds."""
 
     tokens: Array
     seconds: Array
@@ -123,8 +125,8 @@ class Served:
 
 
 def step_seconds(cost: BatchCost, requests: int, gamma: int, drafted: int) -> Array:
-    """Return the seconds of a step by the draft tokens verified, [R gamma + 1], `drafted` of every
-    request drawn."""
+    """Return the seconds of a step by the number of draft tokens verified, [R gamma + 1], when
+    every request draws `drafted` tokens."""
     rows = range(requests, requests * (gamma + 1) + 1)
     drafting = drafted * cost.draft(requests)
     return np.array([cost.target(requests, count) + drafting for count in rows])
@@ -134,8 +136,9 @@ def serve(
     texts: Texts, policy: Policy, seconds: Array, requests: int, rounds: int, seed: int = 0
 ) -> Served:
     """Serve `requests` at once for at least `rounds` answers of every prompt. Slots take prompts in
-    turn; one that is done takes the next. The coins of a position of the n-th answer are the same
-    for all policies (common random numbers). seconds: of `step_seconds`, for this many requests."""
+    turn; a slot that finishes takes the next. The accept draws of a position of the n-th answer are
+    the same for all policies (common random numbers). seconds: `step_seconds` for this many
+    requests."""
     count, gamma = len(texts.length), texts.accept.shape[-1]
     answers = max(rounds * count, 4 * requests)
     coins = np.random.default_rng(seed).random((answers, *texts.accept.shape[1:]))
@@ -162,7 +165,7 @@ def serve(
     return Served(tokens, spent)
 
 
-# What the scheduler is told -----------------------------------------------------------------------
+# Confidences for the scheduler --------------------------------------------------------------------
 
 
 LOGGED, POSITION, ORACLE = "as logged", "position alone", "oracle"
@@ -187,9 +190,9 @@ def logits(rounds: RolloutTable, gamma: int) -> Tensor:
 
 
 def by_position(rows: Confidences) -> PositionMaps:
-    """Return maps that look at no confidence: how many of the tokens that are reached are accepted,
-    at each position. What is gained beyond them is what confidences know of single drafts; not that
-    a budget, unlike one length, need not be a multiple of the requests."""
+    """Return maps that ignore confidences: the acceptance rate of the tokens that are reached, at
+    each position. A gain over them is due to the confidences of single drafts, and not to a budget
+    that, unlike one length, need not be a multiple of the requests."""
     inside = torch.arange(rows.gamma) < rows.length[:, None]
     accepted, came = ((each * inside).sum(0) for each in (rows.labels, rows.before()))
     odds = torch.logit(accepted / came.clamp_min(1e-9), 1e-7).tolist()
@@ -209,8 +212,8 @@ def calibrated(cfg: DictConfig, rounds: RolloutTable, gamma: int) -> Maps:
 
 
 def told(rounds: RolloutTable, gamma: int, maps: Maps) -> dict[str, Array]:
-    """Return by who says it P(a token is accepted, if those before it are), [B, T, gamma]: the
-    draft's probability as logged, by each of `maps`, and min(1, p/q) itself (the oracle)."""
+    """Return P(a token is accepted, if those before it are), [B, T, gamma], by its source: the
+    draft's probability as logged, each of `maps`, and min(1, p/q) itself (the oracle)."""
     z = logits(rounds, gamma)
     confidence = {LOGGED: rounds.confidence[..., :gamma].astype(np.float64)}
     for name, each in maps.items():
@@ -238,7 +241,7 @@ ROUNDS = 4  # answers of every prompt, at least
 @dataclass(frozen=True)
 class Way:
     """A way to spend the rows of a step. confidences: those that fill a budget, "" for none; lag:
-    steps that they are old when they settle its size; drafted: tokens of every request"""
+    their age in steps when they settle its size; drafted: tokens of every request"""
 
     name: str
     confidences: str = ""
@@ -247,7 +250,7 @@ class Way:
 
 
 class Simulation:
-    """So many requests at once, of the prompts of one table. maps: as in `told`"""
+    """A number of requests served at once, from the prompts of one table. maps: as in `told`"""
 
     def __init__(
         self, rounds: RolloutTable, maps: Maps, cost: BatchCost, requests: int, gamma: int
@@ -264,8 +267,8 @@ class Simulation:
         return serve(texts, policy, seconds, self.requests, ROUNDS)
 
     def ways(self) -> list[Way]:
-        """Return what is compared, each with as many drafted tokens as are fastest here, the fewest
-        of equals; stale budgets with those of fresh ones, so that age alone tells them apart."""
+        """Return the ways to compare, each with its fastest number of drafted tokens (the fewest of
+        equals); stale budgets with that of fresh ones, so that only their age differs."""
         ways = [Way(PLAIN), self._best(Way(FIXED), 0)]
         for name in self.told:
             fresh = self._best(Way(f"budget, {name}", name), 1)
@@ -278,7 +281,7 @@ class Simulation:
         return max(each, key=lambda way: self.served(way).rate)
 
     def measured(self, ways: Sequence[Way]) -> pd.DataFrame:
-        """Return the measurements of these ways, all of it modelled."""
+        """Return the measurements of these ways, all modelled."""
         parts = []
         for way in ways:
             served = self.served(way)
@@ -296,8 +299,8 @@ class Simulation:
 def simulated(
     cfg: DictConfig, harvests: Sequence[Harvest], cost: BatchCost, gamma: int
 ) -> dict[str, pd.DataFrame]:
-    """Return measurements by what is judged on. Lengths and calibrations are of the `choose`
-    prompts of the first of the harvests, the others are judged on whole."""
+    """Return measurements by the data they are judged on. Lengths and calibrations are chosen on
+    the `choose` prompts of the first harvest; the other harvests are judged on as a whole."""
 
     def rounds(harvest: Harvest, split: str) -> RolloutTable:
         return replayer(cfg, gamma, harvest, split).table
@@ -319,10 +322,10 @@ def simulated(
 
 
 def compared(measurements: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a row for each number of requests and way: tokens_per_second of all requests together;
-    over_fixed: that over one length for all; over_logged: over the budget filled by confidences as
-    logged, of the same age (a fresh one for what has no budget); over_fresh: over the same with
-    fresh confidences. Intervals over prompts, paired."""
+    """Return a row for each number of requests and way: tokens_per_second of all requests together,
+    and its ratios over_fixed: to one length for all; over_logged: to the budget filled by
+    confidences as logged, of the same age (fresh for ways without a budget); over_fresh: to the
+    same way with fresh confidences. Intervals over prompts, paired."""
     rows = []
     for requests, part in measurements.groupby("requests", sort=False):
         ways = {
@@ -346,7 +349,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a table; intervals are of 95 % over prompts, paired."""
 
     def written(gain: Estimate) -> str:
-        same = gain[1:] == (1, 1)  # step by step
+        same = gain[1:] == (1, 1)  # the same in every step
         return "1" if same else with_interval(gain, ".3f")
 
     lines = [

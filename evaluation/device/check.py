@@ -1,5 +1,5 @@
-"""Decode and harvest on a device and on the host: do they agree, near ties listed, and how fast is
-the device?"""
+"""Decoding and harvesting on a device and on the host: agreement, with near ties listed, and the
+speed of the device."""
 
 import math
 import sys
@@ -68,7 +68,7 @@ def _serial(structure: Any, verifier: Any) -> Make:
 
 
 def _overlapped(overlap: bool) -> Make:
-    """Return what makes SpecBranch without H-RAD."""
+    """Return the function that makes SpecBranch without H-RAD."""
 
     def make(pair: ModelPair, warp: Warp) -> Engine:
         parts: dict[str, Any] = {
@@ -95,7 +95,7 @@ RUNS_BESIDE = ("SpecBranch, in turn",)  # not with a draft that reads its target
 
 def check(cfg: DictConfig) -> None:
     """Write `out`/device.json and device.md: first whether host and device agree, then speeds and
-    memory. Raises UserError where there is no such device, or where it differs from the host."""
+    memory. Raises UserError if there is no such device, or if it differs from the host."""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, NAME)
     device, second = chosen(cfg.device, cfg.second)
@@ -127,8 +127,8 @@ def check(cfg: DictConfig) -> None:
 
 
 def chosen(device: str | None, second: str | None) -> tuple[str, str | None]:
-    """Return the device to check and another one, or None. Raises UserError where they are not
-    there."""
+    """Return the device to check and a second one, or None. Raises UserError if they do not
+    exist."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if device is None and not gpus:
         raise UserError(
@@ -154,8 +154,8 @@ def on(pair: DictConfig, target: str, draft: str, dtype: str | None = None) -> P
 
 @dataclass(frozen=True)
 class Agreement:
-    """equal: of `of` outputs or records; near_ties: first differences that rounding may make;
-    faults: the others, a line each."""
+    """The result of a comparison. equal: number of equal ones of `of` outputs or records;
+    near_ties: first differences that rounding may explain; faults: the others, a line each."""
 
     equal: int
     of: int
@@ -166,8 +166,8 @@ class Agreement:
 def compared(
     cfg: DictConfig, settings: HarvestSettings, device: str, second: str | None
 ) -> tuple[list[Request], dict[str, Agreement]]:
-    """Return the prompts, and whether the host and the device do the same with them: every engine
-    and a harvest, by what was compared."""
+    """Return the prompts, and the agreement of host and device on them, by engine and for a
+    harvest."""
     host = load_pair(on(cfg.pair, "cpu", "cpu", "float32"))
     for side, lm in (("target", host.target), ("draft", host.draft)):
         refuse_recurrent(f"pair.{side}", lm, "trees and batches. Check with pair=smollm2")
@@ -210,8 +210,8 @@ def decodes(
 ) -> Agreement:
     """Compare greedy outputs of one engine, and sampled ones of the same seed. prompts: ids [n].
 
-    A sampled output may also leave the host's where a random number falls within rounding of a
-    probability. p and q of what was drafted are the host's up to rounding all the same."""
+    A sampled output may also differ where a random number falls within rounding of a probability.
+    p and q of the drafted tokens must agree up to rounding in any case."""
 
     def decoded(pair: ModelPair, warp: Warp) -> list[Trace]:
         return [
@@ -219,9 +219,9 @@ def decodes(
             for seed, prompt in enumerate(prompts)
         ]
 
-    plain, found = (decoded(pair, GREEDY) for pair in (host, device))
+    plain, on_device = (decoded(pair, GREEDY) for pair in (host, device))
     ties, faults = list[str](), list[str]()
-    differences = greedy_differences(host.target, prompts, found, plain)
+    differences = greedy_differences(host.target, prompts, on_device, plain)
     for each in differences:
         (ties if each.excused else faults).append(
             f"greedy, token {each.position}: {each.token} for {each.baseline_token}, logits"
@@ -239,14 +239,14 @@ def decodes(
         if (line := far_probabilities(a, b))
     ]
     equal = 2 * len(prompts) - len(differences) - len(other)
-    rare = len(other) <= len(prompts) // 2  # rounding seldom turns a draw
+    rare = len(other) <= len(prompts) // 2  # rounding rarely changes a draw
     (ties if rare else faults).extend(other)
     return Agreement(equal, 2 * len(prompts), ties, faults)
 
 
 def far_probabilities(trace: Trace, host: Trace) -> str | None:
-    """Return the first p or q of a draft token that is not the host's, in the rounds up to the one
-    where the outputs part."""
+    """Return the first p or q of a draft token that is not the host's, in the rounds up to the
+    first difference of the outputs."""
     for number, rounds in enumerate(zip(trace.rounds, host.rounds, strict=False)):
         drafts = (
             zip(each.draft_tokens, each.draft_parents, each.draft_q, each.draft_p, strict=True)
@@ -275,13 +275,14 @@ def first_difference(tokens: Sequence[int], host: Sequence[int]) -> str:
 def harvests(
     host: ModelPair, device: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 ) -> Agreement:
-    """Compare records of the same prompts, by column; of a prompt whose response differs, that
-    alone."""
-    expected, found = (_records(pair, requests, settings) for pair in (host, device))
+    """Compare records of the same prompts, by column; if a prompt's responses differ, only
+    these."""
+    expected, on_device = (_records(pair, requests, settings) for pair in (host, device))
     ties, faults, equal = list[str](), list[str](), 0
     for number, request in enumerate(requests):
         a, b = (
-            kinds["responses"][number]["response_tokens"].tolist() for kinds in (found, expected)
+            kinds["responses"][number]["response_tokens"].tolist()
+            for kinds in (on_device, expected)
         )
         if a != b:
             ties.append(f"{request.prompt_id}: another response, {first_difference(a, b)}")
@@ -290,7 +291,7 @@ def harvests(
             f"{request.prompt_id}: {kind}.{column} is {gap:.1e} apart"
             for kind in expected
             for column, value in expected[kind][number].items()
-            if (gap := distance(found[kind][number][column], value)) > CLOSE
+            if (gap := distance(on_device[kind][number][column], value)) > CLOSE
         ]
         equal += not far
         faults += far
@@ -316,7 +317,7 @@ def distance(value: Any, host: Any) -> float:
     if isinstance(host, Tensor):
         a, b = value.detach().cpu().double(), host.detach().cpu().double()
         gaps = (a - b).abs() / b.abs().clamp(min=1)
-        same = (a == b) | (a.isnan() & b.isnan())  # also where both are the same infinity
+        same = (a == b) | (a.isnan() & b.isnan())  # also equal infinities
         gaps = gaps.nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
         return float(gaps.max()) if gaps.numel() else 0.0
     # hidden states, the bits of bfloat16
@@ -335,8 +336,8 @@ def measure(
     device: str,
     second: str | None,
 ) -> dict[str, Any]:
-    """Return speeds, greedy, the peak of memory, the setup and what was skipped, and why.
-    `generate` has a target of its own while it is timed."""
+    """Return greedy speeds, the peak of memory, the setup, and the skipped checks with reasons.
+    `generate` has a separate target while it is timed."""
     pair = load_pair(on(cfg.pair, device, second or device))
     prompts, tokens = [request.tokens for request in requests], cfg.max_new_tokens
     plain = load_plain(on(cfg.pair, device, device).model("target"))
@@ -360,10 +361,9 @@ def measure(
 def decoding_speeds(
     pair: ModelPair, generate: Engine | None, prompts: Sequence[Tensor], tokens: int, repeats: int
 ) -> dict[str, dict[str, float | None]]:
-    """Time `generate` (the target alone, as transformers has it), plain and speculative decoding,
-    in turn, after one turn that warms up. Return of each tokens per second (`rate`) and the share
-    of the time after the prefill in which no model is at work (`outside`, None where it is not
-    known)."""
+    """Time `generate` (the target alone, by transformers), plain and speculative decoding, in turn,
+    after a warm-up. Return for each its tokens per second (`rate`) and the share of the time after
+    the prefill outside of both models (`outside`, None if unknown)."""
     engines = {name: ENGINES[name](pair, GREEDY) for name in TIMED}
     if generate is not None:
         engines = {"generate": generate, **engines}
@@ -401,7 +401,7 @@ def harvest_speed(
 
 
 def peak_memory(devices: Sequence[torch.device], work: Callable[[], object]) -> dict[str, int]:
-    """Return the most bytes of tensors on each GPU while `work` is done."""
+    """Run `work` and return the peak bytes of tensors on each GPU."""
     gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
     for gpu in gpus:
         torch.cuda.reset_peak_memory_stats(gpu)
@@ -410,7 +410,7 @@ def peak_memory(devices: Sequence[torch.device], work: Callable[[], object]) -> 
 
 
 def skipped(pair: ModelPair, device: str, second: str | None) -> list[str]:
-    """Return what could not be checked, and why."""
+    """Return the checks that are not possible, and why."""
     lines = {
         "two devices: this machine has no second GPU": second is None,
         "SpecBranch, in turn and side by side: this draft reads its target's states. Give"
@@ -442,7 +442,8 @@ def verdict(equal: Mapping[str, Agreement]) -> str:
 
 
 def page(facts: Mapping[str, Any]) -> str:
-    """Return what `scripts/check_device.py` writes as JSON, the answer first."""
+    """Return the facts that `scripts/check_device.py` writes as JSON as a page, the answer
+    first."""
     agreement = facts["agreement"]
     rows = [
         [name, f"{each['equal']} of {each['of']}", *(str(len(each[kind])) for kind in UNEQUAL)]

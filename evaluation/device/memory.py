@@ -1,9 +1,9 @@
-"""How much memory a decode and a harvest take, of models that may be too large to be here.
+"""Memory of a decode and of a harvest, also for models that are too large for this machine.
 
 Both run, from the first forward to the last record, on torch's meta device, whose tensors have
-shapes and no values. Whatever the host reads of them is 1: every draw gives token 1 and every draft
-is accepted. What is counted is what torch's own operations hold; a fused attention holds its result
-alone. Modelled: a GPU's allocator takes more, by what it rounds up and leaves between tensors."""
+shapes and no values. The host reads 1 for all values: every draw gives token 1 and every draft is
+accepted. Counted are the tensors of torch's own operations; a fused attention holds only its
+result. The numbers are modelled: a GPU's allocator takes more, by rounding and fragmentation."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,9 +44,9 @@ META = torch.device("meta")
 
 
 class Peak(NamedTuple):
-    """Bytes beside the weights, for a prompt of so many tokens. all_states, asked: hidden states of
-    the prompt in all layers, and in those that are read; caches: of both models after a decode;
-    decode, harvest: most bytes at once."""
+    """Bytes besides the weights, for one length of prompt. all_states, asked: hidden states of the
+    prompt in all layers, and in those that are read; caches: of both models after a decode; decode,
+    harvest: peak bytes."""
 
     tokens: int
     all_states: int
@@ -57,9 +57,9 @@ class Peak(NamedTuple):
 
 
 def needed(cfg: DictConfig) -> str:
-    """Return what a decode and a harvest hold, by the length of a prompt, of two configurations:
-    nothing is loaded. Raises UserError for a draft that reads its target's states, and for prompts
-    that do not fit."""
+    """Return a table of the memory of a decode and a harvest by the length of a prompt, from the
+    configurations of two models: nothing is loaded. Raises UserError for a draft that reads its
+    target's states, and for prompts that do not fit."""
     models = [Pair.of(cfg.pair).model(side) for side in ("target", "draft")]
     if find_checkpoint(models[1]) or beside(Path(source_of(models[1])), MAPS):
         raise UserError(
@@ -76,13 +76,13 @@ def needed(cfg: DictConfig) -> str:
     if longest > (limit := min(context_limit(each, None) for each in (target, draft))):
         raise UserError(f"memory: {longest} tokens with the response, of {limit}. Give fewer")
     lengths = tqdm(cfg.memory, desc="memory", unit=" lengths")
-    found = list(peaks(target, draft, settings, lengths))
+    by_length = list(peaks(target, draft, settings, lengths))
     sizes = [sum(part.nbytes for part in model.parameters()) for model in (target, draft)]
-    return memory_page(found, sizes)
+    return memory_page(by_length, sizes)
 
 
 def without_weights(settings: ModelSettings) -> PreTrainedModel:
-    """Return a model of the config alone, on the meta device."""
+    """Return a model made from its config, without weights, on the meta device."""
     config, trusted = load_config(settings), settings.trust_remote_code
     dtype = resolve_dtype(settings.dtype, "meta", config.get_text_config().dtype)
     with META:
@@ -107,8 +107,8 @@ def peaks(
     settings: HarvestSettings,
     lengths: Iterable[int],
 ) -> Iterator[Peak]:
-    """Yield the peaks of a decode of two rounds that reads what H-RAD reads, in drafts of `gamma`,
-    and of a harvest of one prompt. target, draft: on the meta device."""
+    """Yield the peaks of a decode of two rounds with drafts of `gamma` tokens, reading the states
+    that H-RAD reads, and of a harvest of one prompt. target, draft: on the meta device."""
     layers, config = settings.layers.of("target_hidden"), target.config.get_text_config()
     for length in lengths:
         with Account(target, draft) as decoding, Valueless():
@@ -140,7 +140,7 @@ def _pair(target: PreTrainedModel, draft: PreTrainedModel) -> ModelPair:
 
 
 class Account(TorchDispatchMode):
-    """Bytes of the meta tensors that were made inside: alive, and at the peak."""
+    """Counts the bytes of the meta tensors made inside: those alive, and the peak."""
 
     def __init__(self, *models: torch.nn.Module) -> None:
         """models: their weights are not counted."""
@@ -172,7 +172,7 @@ class Account(TorchDispatchMode):
 
 
 class Valueless(TorchFunctionMode):
-    """What the host reads of a meta tensor is 1, or False."""
+    """Lets the host read 1, or False, for every value of a meta tensor."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -203,5 +203,5 @@ def to_host(*args: Any, copy: bool = False, **kwargs: Any) -> bool:
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Return [..., n, d] of a fused kernel, which makes no scores."""
+    """Return [..., n, d] as a fused kernel does, which materialises no scores."""
     return query.new_empty(*query.shape[:-1], value.shape[-1])

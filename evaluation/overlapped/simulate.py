@@ -70,9 +70,9 @@ def simulate(cfg: DictConfig) -> None:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A method of the config: how it stops, its draft length, and the settings of an engine that
-    runs both models side by side, None where they take turns. value: of the setting that is swept,
-    None where it has none."""
+    """A method of the config: its stop rule, draft length, and the settings of its overlapped
+    engine, None if the models take turns. value: of the setting that is swept, None if there is
+    none."""
 
     name: str
     stop: Any
@@ -82,7 +82,8 @@ class Simulated:
 
     @classmethod
     def of(cls, cfg: DictConfig, name: str) -> "Simulated":
-        """Raises UserError for what is neither replayed in turn nor side by side."""
+        """Return the method `name`. Raises UserError for one that cannot be replayed, in turn or
+        side by side."""
         key, gamma = f"method.{name}", gamma_of(cfg, name)
         settings = configured(cfg, name)
         engine = settings.engine._target_
@@ -111,8 +112,8 @@ class Simulated:
 
     @property
     def branch_steps(self) -> int | None:
-        """Return the most draft steps of a branch, its candidate included; None where there are
-        none."""
+        """Return the most draft steps of a branch, its candidate included; None without
+        branches."""
         return 1 + self.overlapped.continuation if self.overlapped else None
 
     def grid(self, points: int) -> Sequence[float | None]:
@@ -132,7 +133,7 @@ class Simulated:
         settings = self.overlapped
         if value is not None:
             settings = replace(settings, threshold=value)
-        walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no coins
+        walks = WALKS if cfg.warp.temperature else 1  # a greedy target draws no random numbers
         walked = traces(rounds, settings, range(walks))
         rows = timed({self.name: walked}).assign(kind=kind, dataset=dataset, setting=value)
         devices = {at(c): Devices.of_ratio(c) for c in cfg.ratios}
@@ -144,7 +145,7 @@ class Simulated:
 
 
 def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> None:
-    """Refuse what cannot work, before anything is computed."""
+    """Raise UserError for settings that do not work, before anything is computed."""
     read.refuse_other_warps(cfg, harvest)
     if (name := harvest.pair.name) != cfg.pair.name:
         raise UserError(
@@ -176,7 +177,7 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
 
 
 def refuse_reading_draft(cfg: DictConfig) -> None:
-    """Refuse a harvest that no engine with both models side by side could have made."""
+    """Raise UserError for a harvest whose draft cannot run beside its target."""
     folder = Path(cfg.pair.draft).expanduser()
     here = (folder / "config.json").is_file()
     if beside(folder, FILE) or (here and find_checkpoint(Pair.of(cfg.pair).model("draft"))):
@@ -194,7 +195,7 @@ def gamma_of(cfg: DictConfig, name: str) -> int:
 
 def configured(cfg: DictConfig, name: str) -> DictConfig:
     """Return the settings of a method, with the draft length, `candidates` and `checkpoint` of this
-    run in their places."""
+    run filled in."""
     parts: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
     gamma = gamma_of(cfg, name)
     given = {
@@ -216,8 +217,8 @@ def configured(cfg: DictConfig, name: str) -> DictConfig:
 def swept(
     cfg: DictConfig, simulated: Sequence[Simulated], harvest: Harvest, elsewhere: Sequence[Harvest]
 ) -> Swept:
-    """Return every method with every value of its setting, as it is set and from its grid, on the
-    prompts that values are chosen on and on those they are judged on."""
+    """Return every method with every value of its setting (the configured one and its grid), on the
+    prompts for choosing and on those for judging."""
     asked = [method.stop for method in simulated if isinstance(method.stop, TunableRule)]
     frames, pair = {}, Pair.of(cfg.pair)
     for split, harvests in {"choose": [harvest], "judge": elsewhere}.items():
@@ -237,7 +238,7 @@ def swept(
 def cell(
     cfg: DictConfig, simulated: Sequence[Simulated], frames: Swept, c: float
 ) -> list[dict[str, Any]]:
-    """Return the rows of one speed ratio: every method as it is set, and with the value of its
+    """Return the rows of one speed ratio: every method as configured, and with the value of its
     setting that is fastest on the prompts of `data`."""
     judge, seconds = "judge" if cfg.judge_data else "choose", at(c)
     values = dict[tuple[str, bool], float | None]()
@@ -251,7 +252,7 @@ def cell(
         (name, tuned): prompts(frames[judge, name, value], "emitted", "steps", "lost", seconds)
         for (name, tuned), value in values.items()
     }
-    # what the others are compared with: tuned where that can be
+    # the methods to compare with, tuned if possible
     rivals = {name: sums[name, (name, True) in sums] for name in cfg.against}
     rows = []
     for (name, tuned), value in values.items():
@@ -316,8 +317,7 @@ def page(
 
 
 def unequal_budgets(cfg: DictConfig, c: float, simulated: Sequence[Simulated]) -> Iterator[str]:
-    """Yield a line for methods whose branches take longer than the target call that they run
-    beside."""
+    """Yield a line for each method whose branches take longer than the target call beside them."""
     longer = [(each, steps) for each in simulated if (steps := each.branch_steps or 0) > c]
     if longer:
         named = ", ".join(f"{each.name} {steps}" for each, steps in longer)

@@ -1,17 +1,17 @@
-"""What an overlapped engine would have counted, read off recorded rollouts: no model runs.
+"""Replay of overlapped engines on recorded rollouts: their counts, without running a model.
 
-A round begins with `start` tokens of the response committed, and everything it puts to the test is
-the rollout recorded there: the pending tokens are its first ones, the candidates of the branch
-point what the draft thought behind them. An accepted branch goes on with the rollout recorded
-behind its candidate, which the next round begins with.
+A round begins with `start` tokens of the response committed, and verifies tokens of the rollout
+recorded there: the pending tokens are its first ones, and the candidates of the branch point come
+from the draft's distribution after them. An accepted branch continues with the rollout recorded
+after its candidate, with which the next round begins.
 
-Greedy target: exact. Each rollout is used once at most, so that of a sampled draft the recorded
-tokens are as fair a draw as the engine's own; of a greedy draft they are the engine's. One thing is
-not recorded, how a branch that is not accepted goes on (but for the rollout's own, as far as it
-goes): it is taken to meet no end token, and with `a_priori` to stop no later than those known.
+Greedy target: exact. Each rollout is used at most once, so a sampled draft's recorded tokens have
+the distribution of the engine's own draws; a greedy draft's are the engine's. Only the continuation
+of branches that are not accepted is not recorded (except for the rollout's own, as far as it goes):
+they are taken to meet no end token, and with `a_priori` to stop no later than the known ones.
 
 Sampled target: as in `evaluation.replay.simulate`, text and jumps are treated as independent;
-candidates beside an unsure token are tested as if it had not been there."""
+candidates beside an unsure token are tested as if it were not there."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ COLUMNS = ("top_token", "top_accept", "rrsw_token", "rrsw_accept")
 
 
 class BranchRecords:
-    """Asks a harvest for what it says of candidates (`evaluation.replay.read.Asks`)."""
+    """The columns of a harvest about candidates (`evaluation.replay.read.Asks`)."""
 
     columns: Sequence[str] = COLUMNS
 
@@ -75,8 +75,8 @@ class Overlapped:
 
 
 def settings_of(parts: Mapping[str, Any]) -> Overlapped:
-    """Return the settings of an overlapped engine with these arguments. Raises UserError for what
-    does not go together."""
+    """Return the settings of an overlapped engine with these arguments. Raises UserError for parts
+    that do not go together."""
     structure, _, branch_rule = check_overlap_fit(
         parts["structure"], parts["verifier"], parts["branch_verifier"]
     )
@@ -102,10 +102,10 @@ def settings_of(parts: Mapping[str, Any]) -> Overlapped:
 
 @dataclass(frozen=True)
 class Pending:
-    """Tokens drawn and kept, not verified yet, as `decoding.engines.branching.Pending` has them.
+    """Pending tokens, as in `decoding.engines.branching.Pending`.
 
-    tip_known: the draft has run on the last of them; steps, alone: draft steps of the draft stage,
-    and its forwards"""
+    tip_known: the draft has run on the last of them; steps, alone: draft steps and forwards of the
+    draft stage"""
 
     length: int
     outcome: int | None
@@ -118,15 +118,15 @@ class Pending:
 
 
 class Branch(NamedTuple):
-    """A branch behind its candidate. looked: the draft has run on its last token, too."""
+    """A branch after its candidate. looked: the draft has run on its last token, too."""
 
     tokens: int
     looked: bool
 
 
 class Walker:
-    """One response under one setting. coins: uniform numbers, [T, G] for the tokens of the rollouts
-    and [T, 3] for candidates; any where the target is greedy."""
+    """The replay of one response under one setting. coins: uniform numbers, [T, G] for the tokens
+    of the rollouts and [T, 3] for candidates; ignored if the target is greedy."""
 
     def __init__(
         self,
@@ -163,12 +163,12 @@ class Walker:
         return self.settings.always if self.outcome is None else int(self.outcome[start])
 
     def _class_ahead(self, start: int) -> int:
-        """Return how far branches go."""
+        """Return the class that decides the length of branches."""
         return self._class(start) if self.settings.a_priori else ALL
 
     def _until_unlikely(self, start: int, limit: int, first: int = 0) -> int:
         """Count the tokens of the rollout, from its token `first` on, before the first position
-        where none is likely, `limit` at most."""
+        where no token is likely, `limit` at most."""
         return first_below(self.max_q[start, first : first + limit], self.settings.threshold, limit)
 
     def _draft_stage(self, start: int) -> Pending:
@@ -179,7 +179,7 @@ class Walker:
             return Pending(0, outcome, "draft")
         limit = min(self.settings.gamma, self.max_new - 1 - start, int(self.drawn[start]))
         count = limit
-        if outcome == SOME and keeps_unsure:  # the token that it stops at is drawn
+        if outcome == SOME and keeps_unsure:  # the token at which it stops is drawn
             sure = self.confidence[start, : max(0, limit - 1)]
             count = min(limit, 1 + first_below(sure, self.settings.threshold, limit))
         elif outcome == SOME:
@@ -190,8 +190,8 @@ class Walker:
         return Pending(count - unsure, outcome, "draft", unsure, stopped, ended, count, alone)
 
     def _round(self, start: int, pending: Pending) -> tuple[RoundTrace, Pending | None]:
-        """Return the round as `decoding.engines.overlapped` writes it, and what is pending after
-        it; of branches and of the tokens committed only the number is known."""
+        """Return the round as `decoding.engines.overlapped` records it, and the pending tokens
+        after it; for branches and committed tokens only numbers are known."""
         width, right = self._width(start, pending), int(self.right[start])
         whole = right >= pending.length
         branch = self._accepted_branch(start, pending, width) if width and whole else None
@@ -232,18 +232,19 @@ class Walker:
         return round_, following
 
     def _width(self, start: int, pending: Pending) -> int:
-        """Count the branches behind the pending tokens."""
+        """Count the branches after the pending tokens."""
         if pending.ended or pending.length >= self.max_new - start - 1:
             return 0
         drawn = pending.unsure or self.settings.drawn
         sure = (self.confidence if drawn else self.max_q)[start, pending.length]
         recorded = CANDIDATES
-        if self.settings.drawn:  # a greedy draft has but one
+        if self.settings.drawn:  # a greedy draft has only one
             recorded = 1 + int((self.rrsw_token[start, pending.length] >= 0).sum())
         return min(recorded, max(1, int(self.settings.candidates * (1 - sure))))
 
     def _accepted_branch(self, start: int, pending: Pending, width: int) -> int | None:
-        """Test candidate by candidate; the rollout's own is accepted where the rollout is."""
+        """Return the accepted branch, None if none is; the rollout's own is accepted if the rollout
+        is."""
         depth = pending.length
         recorded = pending.unsure or self.settings.drawn
         if recorded and self.right[start] > depth:
@@ -256,7 +257,7 @@ class Walker:
         return branch if branch < width else None
 
     def _goes_on(self, start: int, pending: Pending) -> tuple[Branch, Pending | None]:
-        """Return what is drawn behind an accepted candidate, and how much of it is kept."""
+        """Return the branch drawn after an accepted candidate, and the part of it that is kept."""
         tip = start + pending.length + 1
         if tip >= self.length:
             return Branch(0, False), None
@@ -270,14 +271,14 @@ class Walker:
     def _spent(
         self, start: int, pending: Pending, width: int, accepted: Branch | None
     ) -> tuple[int, int]:
-        """Return draft steps and forwards of the branches, those of the tip left out. accepted: how
-        the accepted one goes on."""
+        """Return draft steps and forwards of the branches, without those of the tip. accepted: the
+        accepted one."""
         if not width:
             return 0, 0
         branches = [accepted] if accepted else []
         outcome, most, depth = self._class_ahead(start), self._most(start, pending), pending.length
         if not branches or (width > 1 and outcome == SOME):
-            # the branch whose candidate the rollout holds, as far as it does
+            # the branch whose candidate is in the rollout, as far as that goes
             recorded = pending.unsure or self.settings.drawn
             recorded |= self.top_token[start, depth, 0] == self.tokens[start, depth]
             left = int(self.drawn[start]) - depth - 1
@@ -291,8 +292,8 @@ class Walker:
         return 1 + max(branch.tokens for branch in branches), forwards
 
     def _grown(self, start: int, first: int, limit: int, outcome: int) -> Branch:
-        """Return a branch that goes on with the rollout from `start`, its token `first`, by `limit`
-        tokens at most."""
+        """Return a branch that continues with the rollout from `start`, from its token `first` on,
+        by at most `limit` tokens."""
         if outcome != SOME:
             return Branch(limit if outcome == ALL else 0, False)
         count = self._until_unlikely(start, limit, first)
@@ -304,14 +305,14 @@ class Walker:
 
 
 def first_below(values: NDArray[np.float64], threshold: float, none: int) -> int:
-    """Return the place of the first of `values` below a threshold, `none` where there is none."""
+    """Return the index of the first of `values` below a threshold, `none` if there is none."""
     below = np.flatnonzero(values < threshold)
     return int(below[0]) if len(below) else none
 
 
 def traces(table: RolloutTable, settings: Overlapped, seeds: Iterable[int] = (0,)) -> list[Trace]:
-    """Return the trace of every response, once per seed of the coins; one seed says all where the
-    target is greedy."""
+    """Return the trace of every response, once per seed of the random verdicts; one seed suffices
+    if the target is greedy."""
     shape, walked = table.accept.shape, list[Trace]()
     for seed in seeds:
         rng = np.random.default_rng(seed)

@@ -1,1 +1,1 @@
-"""What decoding would have counted, read off a harvest."""
+"""Replay: the counts of decoding, computed from a harvest."""

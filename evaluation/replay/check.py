@@ -1,9 +1,9 @@
-"""Replay = decode on your pair: decode the prompts of a greedy harvest and compare the counts, one
-by one.
+"""Test that replay equals decoding on a pair: decode the prompts of a greedy harvest and compare
+the counts one by one.
 
-Where counts differ, the first round that does is shown with what decided it: forwards of other
-shapes round differently, so two tokens, or a rule's value and its threshold, that lie within
-rounding of each other may change places."""
+Where counts differ, the first different round is shown with the decision behind it: forwards of
+other shapes round differently, so two tokens, or a rule's value and its threshold, that lie within
+rounding of each other may change order."""
 
 import math
 import sys
@@ -42,15 +42,15 @@ from runtime.errors import UserError
 from runtime.files import write_json
 from runtime.job import command_line
 
-# Gaps that rounding may close: of two logits; of a rule's value; of one predicted from harvested
-# features (bfloat16).
+# Largest gaps that rounding may explain: of two logits; of a rule's value; of one predicted from
+# harvested features (bfloat16).
 LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3
 GREEDY = Warp(0.0)
 Verdicts = dict[str, list[dict[str, Any]]]
 
 
 def check(cfg: DictConfig) -> None:
-    """Write what was compared, and exit with 1 where a difference has no excuse."""
+    """Write the comparison, and exit with 1 if rounding does not explain a difference."""
     out = out_file(cfg, "replay-check")
     harvest, _ = open_harvests(cfg)
     verdicts = check_replay(cfg, harvest, tunable_rules(cfg, harvest))
@@ -62,7 +62,7 @@ def check(cfg: DictConfig) -> None:
 
 def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> Verdicts:
     """Return by rule and value of its setting one verdict per prompt: `equal`, the counts
-    `replayed` and `decoded`, and the `reason` where they differ."""
+    `replayed` and `decoded`, and the `reason` if they differ."""
     if not harvest.greedy:
         raise UserError(
             f"data: expected a greedy harvest, got {cfg.data}, of which a decode is another draw."
@@ -106,15 +106,15 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
 
 
 def values(cfg: DictConfig, stop: TunableRule, table: RolloutTable) -> list[float]:
-    """Return `cfg.check_values` of the rule's grid, evenly spaced, its ends left out where they can
-    be."""
+    """Return `cfg.check_values` values of the rule's grid, evenly spaced, without its ends if
+    possible."""
     grid, count = list(stop.grid(cfg.points, table.gamma)), cfg.check_values + 1
     numbers = dict.fromkeys(part * (len(grid) - 1) // count for part in range(1, count))
     return [grid[number] for number in numbers]
 
 
 def counted(trace: Trace) -> dict[str, float]:
-    """Return what `counts_of` says, of a real decode."""
+    """Return the numbers of `counts_of` for a real decode."""
     columns = sums(trace)
     return {name: float(columns[name]) for name in COUNTS}
 
@@ -124,8 +124,8 @@ def counted(trace: Trace) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Replay:
-    """What replay says of one rule, on all prompts. rounding: how far apart its value and its
-    threshold may be for a near tie."""
+    """The replay of one rule on all prompts. rounding: largest gap between its value and its
+    threshold that counts as a near tie."""
 
     table: RolloutTable
     policy: Policy
@@ -136,9 +136,9 @@ class Replay:
 def reason(
     pair: ModelPair, replay: Replay, index: int, prompt: HarvestedPrompt, trace: Trace
 ) -> dict[str, Any]:
-    """Return the first round that differs, and how close the decision was; prompt `index` of the
-    table. A round of the same counts differs where its text leaves the harvested one. Counts that
-    differ though no round does have no excuse."""
+    """Return the first round of prompt `index` that differs, and how close the decision was. A
+    round with the same counts differs if its text leaves the harvested one. Different counts with
+    equal rounds are not explained by rounding."""
     starts = accumulate((len(round_.tokens) for round_ in trace.rounds), initial=0)
     decoded = [
         (start, len(round_.draft_tokens), round_.accepted)
@@ -166,9 +166,9 @@ def reason(
 def decision(
     pair: ModelPair, replay: Replay, index: int, number: int, trace: Trace, text: torch.Tensor
 ) -> tuple[str, float, float]:
-    """Return what decided round `number` after `text`: between two tokens of the draft, between the
-    rule's value and its threshold, or between two tokens of the target; how far apart they are, and
-    how far they may be for a near tie."""
+    """Return the decision of round `number` after `text` in words (between two tokens of the draft,
+    between the rule's value and its threshold, or between two tokens of the target), its gap, and
+    the largest gap of a near tie."""
     round_, step = trace.rounds[number], replay.steps[number]
     start, drafted, accepted = step.of(index)
     recorded = replay.table.tokens[index, start].tolist()
@@ -189,8 +189,8 @@ def decision(
 
 @torch.inference_mode()
 def draft_logits(pair: ModelPair, committed: torch.Tensor, drafted: Sequence[int]) -> torch.Tensor:
-    """Return the draft's logits [V] after `committed` [n] and `drafted`, of which the target, whose
-    states it may read, has seen all committed tokens but the last."""
+    """Return the draft's logits [V] after `committed` [n] and `drafted`; the target, whose states
+    it may read, is run on all committed tokens but the last."""
     pair.target.reset()
     prefill(pair.target, committed)
     logits = last_logits(pair.draft, committed)
@@ -210,7 +210,7 @@ def last_logits(lm: LM, text: torch.Tensor) -> torch.Tensor:
 
 
 def in_lines(verdicts: Verdicts) -> str:
-    """Return two lines that say whether replay is decode, then a line for every rule, and for every
+    """Return two lines on whether replay equals decoding, then a line for every rule, and for every
     prompt that differs."""
     lines, differences, ties, decodes = list[str](), list[str](), 0, 0
     for name, rows in verdicts.items():

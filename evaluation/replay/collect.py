@@ -25,7 +25,7 @@ from runtime.text import printable
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
-FILES = ("metrics.json", "config.json")  # of a checkpoint: with either, it is meant to be one
+FILES = ("metrics.json", "config.json")  # a folder with either is taken for a checkpoint
 Cells = dict[str, str]
 LEGEND = (
     "nll, brier, ece, auroc: test split of the harvest trained on, calibrated. survival: log loss,"
@@ -70,7 +70,7 @@ def collect(cfg: DictConfig) -> None:
 
 
 def checkpoints(parent: Path) -> list[Path]:
-    """Return the folders of checkpoints, 2 before 10."""
+    """Return the folders of checkpoints in natural order (2 before 10)."""
     folders = {path.parent for name in FILES for path in parent.glob(f"*/{name}")}
     if not folders:
         raise UserError(
@@ -78,7 +78,7 @@ def checkpoints(parent: Path) -> list[Path]:
         )
 
     def natural(folder: Path) -> list[str | int]:
-        parts = re.split(r"(\d+)", folder.name)  # texts and numbers take turns
+        parts = re.split(r"(\d+)", folder.name)  # texts and numbers alternate
         return [int(part) if part.isdecimal() else part for part in parts]
 
     return sorted(folders, key=natural)
@@ -122,8 +122,8 @@ def scores(folder: Path) -> Cells:
 
 
 def replayed(cfg: DictConfig, folders: Sequence[Path]) -> Iterator[list[Choice]]:
-    """Yield for each checkpoint the best threshold of the rule that asks it, or each that is
-    given."""
+    """Yield for each checkpoint the best threshold of the rule that asks it, or all given
+    thresholds."""
     harvest = Harvest.open(cfg.data)
     check_sizes(cfg, harvest)
     cost, gamma_max = given_cost(cfg.cost, harvest, "cost"), cfg.gamma_max or harvest.gamma
@@ -164,8 +164,8 @@ def judged(choice: Choice) -> Cells:
 
 
 def table(settings: Sequence[Cells], figures: Sequence[Cells]) -> str:
-    """Return a row each; of the settings, besides the checkpoint's name, those in which rows
-    differ."""
+    """Return a table with a row for each checkpoint: its name, the settings in which rows differ,
+    and its figures."""
     named, measured = (pd.DataFrame(rows).fillna("") for rows in (settings, figures))
     differing = [name for name in named if name == "checkpoint" or named[name].nunique() > 1]
     shown = pd.concat([named[differing], measured], axis=1)

@@ -1,5 +1,5 @@
-"""A harvest as replay reads it: whether it fits the settings, and the table of its rounds with what
-predictors say of each."""
+"""Reading a harvest for replay: checks that it fits the settings, and the table of its rounds with
+predictions for each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,21 +45,21 @@ SIBLINGS = {True: "top_accept", False: "rrsw_accept"}
 
 
 class Asks(Protocol):
-    """A stop rule or a structure whose predictor, if it has one, says something of every round.
-    columns: of a harvest's round records, that `predictions` reads."""
+    """A stop rule or a structure with predictions for every round, if it has a predictor. columns:
+    those of a harvest's round records that `predictions` reads."""
 
     columns: Sequence[str]
 
     def predictions(self, records: Records, layers: RecordedLayers) -> dict[str, Tensor]: ...
 
 
-# What replay says the counts of -------------------------------------------------------------------
+# The engine that is replayed ----------------------------------------------------------------------
 
 
 def engine(
     pair: ModelPair, stop: StopRule | None, gamma_max: int, warp: Warp, draft_warp: Warp
 ) -> SerialEngine:
-    """Return the engine whose counts replay says. stop: None for drafts of `gamma_max` tokens."""
+    """Return the engine that replay counts for. stop: None for drafts of `gamma_max` tokens."""
     chain: Any = Chain(gamma_max)
     verifier: Any = TokenVerifier()
     eos_ids = frozenset(pair.eos_ids)
@@ -77,8 +77,8 @@ REPLAYED = {
 
 
 def open_harvests(cfg: DictConfig) -> tuple[Harvest, list[Harvest]]:
-    """Return the harvest of `data`, and those of `judge_data`. Raises UserError where they do not
-    hold what is to be replayed."""
+    """Return the harvest of `data`, and those of `judge_data`. Raises UserError if they lack data
+    for the replay."""
     harvest = Harvest.open(cfg.data)
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check_sizes(cfg, harvest)
@@ -133,8 +133,8 @@ def refuse_other_warps(cfg: DictConfig, harvest: Harvest) -> None:
 
 
 def refuse_foreign_checkpoint(folder: Path, harvest: Harvest, key: str, gamma_max: int) -> None:
-    """Raise UserError where it was trained for another pair, other distributions or other layers
-    than the harvest's (some of them will do), or for longer drafts than are replayed."""
+    """Raise UserError if a checkpoint was trained for another pair, other distributions, layers
+    that the harvest lacks, or longer drafts than are replayed."""
     config = read_config(folder, key)
     refuse_mismatch(config, harvest.context, f"{key}: {folder}")
     try:
@@ -153,8 +153,8 @@ def refuse_foreign_checkpoint(folder: Path, harvest: Harvest, key: str, gamma_ma
 def refuse_other_pair(
     identity: Mapping[str, Any], harvested: Mapping[str, Any], where: str
 ) -> None:
-    """Raise UserError where a pair is another than the `harvested` one, but for its name. where:
-    config key and what belongs to it."""
+    """Raise UserError if a pair is not the `harvested` one (names are ignored). where: config key
+    and what belongs to it."""
     if unlike := incompatible({"pair": identity}, {"pair": harvested}):
         part = unlike[0].name.removeprefix("pair.")
         raise UserError(
@@ -179,7 +179,8 @@ def given_cost(cost: DictConfig, harvest: Harvest, key: str) -> CostTable:
 def replayer(
     cfg: DictConfig, gamma_max: int, harvest: Harvest, split: str, asked: Iterable[Asks] = ()
 ) -> Replayer:
-    """Return one split of a harvest, or "all" of it, with what `asked` say of it."""
+    """Return the replayer of one split of a harvest, or "all" of it, with predictions of
+    `asked`."""
     table = read_table(harvest, split, asked, Pair.of(cfg.pair))
     if cfg.max_new_tokens is not None:
         table = table.shortened(cfg.max_new_tokens)
@@ -189,10 +190,10 @@ def replayer(
 def read_table(
     harvest: Harvest, split: str, asked: Iterable[Asks] = (), pair: Pair | None = None
 ) -> RolloutTable:
-    """Return the rounds of one split, or of "all", with what `asked` say of them.
+    """Return the rounds of one split, or of "all", with predictions of `asked`.
 
-    pair: settings of the harvested pair, only needed where the harvest stored no features. Raises
-    UserError where the harvest has no round at some position."""
+    pair: settings of the harvested pair, only needed if the harvest stored no features. Raises
+    UserError unless the harvest has a round at every position."""
     all_asked, stride = list(asked), harvest.manifest.anchors.stride
     if split not in ("all", *SPLITS):
         raise UserError(f"split: expected all, {', '.join(SPLITS)}, got {split!r}. Use one of them")

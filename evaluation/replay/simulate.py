@@ -1,15 +1,14 @@
-"""What decoding with a stop rule would have counted, read off recorded rollouts: no model runs.
+"""Replay of stop rules on recorded rollouts: the counts of decoding, without running a model.
 
-Greedy target and draft: exact. The rollout from position t is what a decode drafts there, so start
-at t = 0, draft the length the rule says, accept min(a(t), length), go on behind the token that
-follows: the path of the decode, round by round (near ties of logits apart).
+Greedy target and draft: exact. The rollout from position t is the draft of a decode there. So
+starting at t = 0, drafting the length of the rule, accepting min(a(t), length) and continuing after
+the token that follows gives the rounds of the decode (except for near ties of logits).
 
 Sampled target: in expectation, over the paths a decode may take. v(t) is the probability that a
 round starts at t: v(0) = 1 and v(t + n + 1) += v(t) P(n | length), with the distribution of
 token-wise verification. The committed text has the distribution of the recorded response, whatever
-the rule. What is approximated is that text and jump are treated as independent given
-t: in a decode the accepted tokens *are* the text, so that rounds which go far also go on from text
-that was easy to draft."""
+the rule. It is an approximation that text and jump are treated as independent given t: in a decode
+the accepted tokens *are* the text, so after a long jump the text was easy to draft."""
 
 from typing import NamedTuple
 
@@ -23,13 +22,13 @@ from decoding.structures.comb import Comb
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-WALKS = 8  # paths drawn per response where an adaptive rule meets a sampled target
+WALKS = 8  # paths drawn per response for an adaptive rule with a sampled target
 
 
 class Step(NamedTuple):
     """One round of every response, [B] each: the position it starts at, draft tokens, those
-    accepted, the threshold in force, and whether the response still goes on (otherwise the rest
-    means nothing)."""
+    accepted, the threshold in force, and whether the response still continues (otherwise the rest
+    is undefined)."""
 
     start: Ints
     drafted: Ints
@@ -38,7 +37,7 @@ class Step(NamedTuple):
     live: NDArray[np.bool_]
 
     def of(self, prompt: int) -> tuple[int, int, int]:
-        """Start, drafted and accepted of one response."""
+        """Return start, drafted and accepted of one response."""
         return int(self.start[prompt]), int(self.drafted[prompt]), int(self.accepted[prompt])
 
 
@@ -54,7 +53,7 @@ def counts_of(counts: Counts, prompt: int) -> dict[str, float]:
 
 
 class Replayer:
-    """A table prepared for many policies: what does not depend on them is computed once.
+    """A table prepared for many policies: values that do not depend on them are computed once.
 
     gamma_max: the structure's, at most the recorded number of tokens.
     """
@@ -73,8 +72,8 @@ class Replayer:
         self._inside = np.arange(positions) < table.length[:, None]
 
     def replay(self, policy: Policy, threshold: float) -> dict[str, Array]:
-        """Return the counts of decoding every prompt with this rule: of a rule whose threshold
-        follows the verdicts, means over walks where these are random."""
+        """Return the counts of decoding every prompt with this rule; for an adaptive rule and a
+        sampled target, means over walks."""
         if policy.adaptive:
             seeds = range(1 if self.table.greedy else WALKS)
             walks = [self.walk(policy, threshold, seed)[0] for seed in seeds]
@@ -87,8 +86,8 @@ class Replayer:
 
     def combs(self, comb: Comb) -> dict[str, Array]:
         """Return the counts of decoding every prompt with drafts that have leaves beside their
-        path. A leaf is tested where the path is rejected; accepted, it is followed by a bonus
-        token. One number is computed for every token of the path."""
+        path. A leaf is tested if the path is rejected there; an accepted leaf is followed by a
+        bonus token. One number is computed for every token of the path."""
         accept = self.table.siblings
         assert accept is not None, "the table has no siblings"
         none = np.cumprod(1 - accept, axis=-1)  # P(none of the first ones is accepted)
@@ -105,8 +104,8 @@ class Replayer:
     def _weighed(
         self, draft: Lengths, visits: Array, accepted: Array, width: int
     ) -> dict[str, Array]:
-        """accepted: [B, T], expected of the draft from each position; width: of
-        `calls_by_drafted`."""
+        """Return counts weighted by visits. accepted: [B, T], expected for the draft from each
+        position; width: that of `calls_by_drafted`."""
         batch = len(visits)
         cells = (np.arange(batch)[:, None] * width + draft.drafted).ravel()
         by_length: Array = (
@@ -130,7 +129,7 @@ class Replayer:
         }
 
     def _jumps(self, drafted: Ints) -> Array:
-        """[B, T, G + 1]: P(n accepted) of the path from each position."""
+        """Return P(n accepted) of the path from each position, [B, T, G + 1]."""
         batch, positions = drafted.shape
         gamma = self._ends.shape[-1]
         jump = np.zeros((batch, positions, gamma + 1))
@@ -140,7 +139,7 @@ class Replayer:
         return jump
 
     def _carried(self, jump: Array) -> Array:
-        """v, [B, T]: the probability that a round starts at each position."""
+        """Return v, the probability that a round starts at each position, [B, T]."""
         batch, positions, width = jump.shape
         visits = np.zeros((batch, positions + width))
         visits[:, 0] = 1
@@ -151,8 +150,8 @@ class Replayer:
     def walk(
         self, policy: Policy, threshold: float, seed: int = 0
     ) -> tuple[dict[str, Array], list[Step]]:
-        """One path per response: its counts, and the rounds, all responses together. seed: of
-        random verdicts."""
+        """Walk one path per response; return its counts, and the rounds of all responses together.
+        seed: of random verdicts."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
         start, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
@@ -180,6 +179,6 @@ class Replayer:
         return self._counts(sums, by_length), steps
 
     def _verdicts(self, seed: int) -> Ints:
-        """[B, T], accepted tokens of each rollout in one draw of the coins."""
+        """Return the accepted tokens of each rollout for one draw of random verdicts, [B, T]."""
         uniform = np.random.default_rng(seed).random(self.table.accept.shape)
         return np.logical_and.accumulate(uniform < self.table.accept, axis=-1).sum(-1)

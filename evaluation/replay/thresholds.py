@@ -19,7 +19,7 @@ NO_ADVICE = "do not speculate"
 
 
 class Chosen(OpenForm):
-    """Of a rule, under one cost table: what of `evaluation.replay.tuning.Choice` is used."""
+    """The choice for a rule under one cost table: fields of `evaluation.replay.tuning.Choice`."""
 
     threshold: float
     speculate: bool
@@ -28,14 +28,14 @@ class Chosen(OpenForm):
 
 
 class Tuned(OpenForm):
-    """Under one cost table."""
+    """The choices under one cost table."""
 
     advice: str
     rules: dict[str, Chosen]
 
 
 class Rule(OpenForm):
-    """As it was replayed."""
+    """A rule as it was replayed."""
 
     setting: str
     stop: dict[str, Any]
@@ -50,7 +50,7 @@ class Data(OpenForm):
 
 
 class Thresholds(OpenForm):
-    """What `evaluation.methods` reads of the file."""
+    """The fields of the file that `evaluation.methods` reads."""
 
     version = ("format_version", FORMAT_VERSION)
     format_version: int
@@ -81,14 +81,14 @@ def write(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Raises UserError for a file that is not one of `write`."""
+    """Read a file of `write`. Raises UserError for any other."""
     remedy = "Tune again: python scripts/tune.py"
     return read_json(path, Thresholds, "thresholds", remedy, KIND).written
 
 
 def misfit(file: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
-    """Return what thresholds are for another one of; a pair may be renamed. run: pair identity,
-    warp and draft_warp."""
+    """Return in which of pair, warp and draft_warp the file differs from the `run`, None if in
+    none; a pair may be renamed."""
 
     def named(value: Any) -> Any:
         return {**value, "name": ""} if isinstance(value, Mapping) else value
@@ -97,8 +97,8 @@ def misfit(file: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
 
 
 def command_anew(command: str, overrides: Iterable[str]) -> str:
-    """Return the command that has tuned, made to measure costs, with the pair as this run's
-    `overrides` have it."""
+    """Return the tuning command with measured costs, and with the pair of this run's
+    `overrides`."""
 
     def of_pair(word: str) -> bool:
         return word.lstrip("+~").startswith(("pair=", "pair."))
@@ -118,8 +118,8 @@ def rule_settings(stop: DictConfig, setting: str) -> dict[str, Any]:
 
 
 def checkpoint_hash(folder: str | Path, key: str) -> str:
-    """Return a hash of what decides what a checkpoint predicts. Raises UserError naming `key` where
-    there is none."""
+    """Return a hash of all that decides a checkpoint's predictions. Raises UserError naming `key`
+    if there is no checkpoint."""
     config = read_config(Path(folder), key)
     decides = [config[name] for name in ("predictor", "settings", "inputs", "dim")]
     return digest([*decides, *(config["sha256"].get(name) for name in WEIGHTS)])[:16]

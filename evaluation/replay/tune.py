@@ -42,7 +42,7 @@ NOT_REPLAYED = {
 
 
 def tune(cfg: DictConfig) -> None:
-    """Write the thresholds that a harvest and costs give, and the measurements they rest on."""
+    """Write the thresholds chosen from a harvest and costs, and the measurements behind them."""
     suffix = "" if chosen("cost") in MEASURED else f"-{chosen('cost')}"
     out = out_file(cfg, f"thresholds-T{cfg.warp.temperature}{suffix}")
     if "_target_" not in cfg.cost:
@@ -79,7 +79,7 @@ def tuned(
     elsewhere: Sequence[Harvest],
     stops: Mapping[str, TunableRule],
 ) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Return what the file of thresholds holds, and the measurements that it rests on."""
+    """Return the content of the file of thresholds, and the measurements behind it."""
     given = {"chosen": cfg.cost, **cfg.what_if}
     tables = {
         name: read.given_cost(node, harvest, "cost" if node is cfg.cost else f"what_if.{name}")
@@ -140,8 +140,8 @@ def tuned(
 
 def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
     """Return the structure of that name; its own table of costs, which may not be measured yet, is
-    not read. Raises UserError for one that says nothing of worth, or that has a setting which
-    replay cannot follow."""
+    not read. Raises UserError for one without `worth`, or with a setting that replay does not
+    support."""
     settings: Any = OmegaConf.to_container(cfg.structures[name], resolve=True)
     for key, why in NOT_REPLAYED.items():
         if (given := settings.get(key)) is not None:
@@ -166,7 +166,7 @@ def growing(cfg: DictConfig, name: str) -> GrowsByWorth:
 
 
 def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableRule]) -> CostTable:
-    """Measure what decoding costs on this machine, and save it for cost=measured.
+    """Measure the costs of decoding on this machine, and save them for cost=measured.
 
     Decodes prompts plainly, with fixed draft lengths and with every rule whose own time counts,
     request by request in turn."""
@@ -219,8 +219,8 @@ def measured_cost(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, Tunable
 
 
 def same_questions(cfg: DictConfig) -> dict[str, str]:
-    """Return by structure the rule that asks the same predictor, where there is one: a question
-    takes it as long."""
+    """Return by structure the rule that asks the same predictor, if there is one: its questions
+    take the same time."""
     rules = {
         Path(rule.checkpoint).resolve(): name
         for name, rule in cfg.rules.items()
@@ -236,8 +236,8 @@ def same_questions(cfg: DictConfig) -> dict[str, str]:
 
 
 def with_questions(cfg: DictConfig, cost: CostTable) -> CostTable:
-    """Return the table in which what a structure asks has the price of what a rule asks of the same
-    predictor, unless the table says another one."""
+    """Return the table with prices of structures' questions, unless it has them: those of a rule
+    that asks the same predictor."""
     same = same_questions(cfg)
     calls = {name: cost.calls[rule] for name, rule in same.items() if rule in cost.calls}
     return replace(cost, calls={**calls, **cost.calls})
@@ -271,7 +271,7 @@ def answer(facts: Mapping[str, Any]) -> str:
 
 
 def use(label: str, speed: Estimate, pays: bool) -> str:
-    """Return what to use: what a label names, or nothing where it does not pay."""
+    """Return the advice: use what a label names, or no draft if it does not pay."""
     if pays:
         return f"Use {label}: {times(speed)} plain decoding, modelled."
     return (
@@ -281,8 +281,8 @@ def use(label: str, speed: Estimate, pays: bool) -> str:
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """Return everything: a table per cost table and set of prompts, what the frontiers say, what it
-    costs a structure that its rate is not tuned, and what replay does not know of it."""
+    """Return the full report: a table per cost table and set of prompts, the frontiers, the regret
+    of structures whose rate is not tuned, and the limits of their replay."""
     judged = {None: facts["results"], **facts["elsewhere"]}
     parts = [answer(facts)]
     parts += [table(facts, cost, folder) for folder, results in judged.items() for cost in results]
@@ -324,8 +324,8 @@ def report(facts: Mapping[str, Any]) -> str:
 
 
 def table(facts: Mapping[str, Any], cost: str, folder: str | None = None) -> str:
-    """Return the table of one cost table. folder: of the prompts it is judged on; None: those of
-    the harvest that it is chosen on."""
+    """Return the results of one cost table. folder: of the prompts judged on; None: those of the
+    harvest chosen on."""
     result = (facts["elsewhere"][folder] if folder else facts["results"])[cost]
     name = f"{cost} ({facts['cost']})" if cost == "chosen" else cost
     advised = result["rules"].get(result["advice"])

@@ -1,4 +1,5 @@
-"""Find the static tree that decodes fastest on your pair and machine: measure, solve, save."""
+"""The search for the static tree that decodes fastest on a pair and machine: measure, solve,
+save."""
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +37,12 @@ RowCost = Callable[[int], float]
 
 
 def sibling_acceptance(p: Tensor, q: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """Return [n, width] float64: the probability that child b is the accepted one, children drawn
-    without replacement.
+    """Return the probability that child b is the accepted one, [n, width] float64, for children
+    drawn without replacement.
 
-    p, q: [n, V], target and draft distributions at n positions. Given the children before it, all
-    rejected, child b is accepted with probability sum min(R, D), where R is the target's residual
-    and D what is left of q. That factor is exact; the rejected children are drawn, from their
+    p, q: [n, V], target and draft distributions at n positions. Given that the children before it
+    are all rejected, child b is accepted with probability sum min(R, D), where R is the target's
+    residual and D the rest of q. That factor is exact; the rejected children are drawn from their
     distribution norm([D - R]+). So every entry is unbiased, and the first one exact."""
     residual, left = p.double(), q.double()
     reached = torch.ones(len(p), dtype=torch.float64)
@@ -50,7 +51,7 @@ def sibling_acceptance(p: Tensor, q: Tensor, width: int, generator: torch.Genera
         columns.append(reached * torch.minimum(residual, left).sum(-1))
         reached = reached - columns[-1]
         rejected = (left - residual).clamp_(min=0)
-        for instead in (left, torch.ones_like(left)):  # where none is rejected: probability 0
+        for instead in (left, torch.ones_like(left)):  # if no child can be rejected: probability 0
             rejected = torch.where(rejected.sum(-1, keepdim=True) > 0, rejected, instead)
         token = draw(rejected, generator)[:, None]
         residual = _normalised((residual - left).clamp_(min=0))
@@ -66,12 +67,12 @@ def _normalised(distribution: Tensor) -> Tensor:
 
 
 class Programme:
-    """Most expected tokens of a tree, by dynamic programming over rows, depth and children
+    """The most expected tokens of a tree, by dynamic programming over rows, depth and children
     (Sequoia, 2402.12374).
 
     acceptance: [B], a_b. `value[m, l]` is the largest expected number of tokens (accepted ones and
     the one after them) of a tree with exactly m rows and at most l layers below its root; -inf
-    where there is none."""
+    if there is no such tree."""
 
     def __init__(self, acceptance: Sequence[float], most_rows: int, most_depth: int) -> None:
         self.acceptance = acceptance
@@ -90,8 +91,8 @@ class Programme:
         return list(self._parents(rows, depth, int(self._table[rows, depth].argmax()), 0))
 
     def _splits(self, rows: int, depth: int, b: int) -> np.ndarray:
-        """Return [m - 1], the value for each number of rows y = 1 .. m - 1 left to the root and its
-        first b - 1 children."""
+        """Return the value for each number of rows y = 1 .. m - 1 left to the root and its first
+        b - 1 children, [m - 1]."""
         last = self._table[1:rows, depth - 1].max(-1)[::-1]
         gained = self.acceptance[b - 1] * np.maximum(last, 0)  # 0 * -inf is NaN
         gained[np.isneginf(last)] = -np.inf
@@ -119,7 +120,7 @@ def expected_tokens(parents: Sequence[int], acceptance: Sequence[float]) -> floa
 
 
 def layer_rows(parents: Sequence[int]) -> list[int]:
-    """Count the rows the draft runs on to draw each layer: those that have children, by depth."""
+    """Return the number of rows that the draft runs on to draw each layer: those with children."""
     depth = [0]
     for parent in parents:
         depth.append(depth[parent] + 1)
@@ -129,7 +130,7 @@ def layer_rows(parents: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A tree and what it promises. seconds_per_token: modelled, (draft calls + target call) /
+    """A tree and its expected speed. seconds_per_token: modelled, (draft calls + target call) /
     expected_tokens."""
 
     parents: list[int]
@@ -161,7 +162,7 @@ def best_plans(programme: Programme, draft_cost: RowCost, target_cost: RowCost) 
 
 
 def tune_tree(cfg: DictConfig) -> None:
-    """Write the tree that is fastest by measured acceptance and costs."""
+    """Write the tree that is fastest for measured acceptance and costs."""
     file = Path(cfg.structure.tree)
     refuse_foreign_file(file, "tune", "structure.tree")
     pair = load_pair(Pair.of(cfg.pair))
@@ -219,8 +220,8 @@ def tune_tree(cfg: DictConfig) -> None:
 def measure_acceptance(
     cfg: DictConfig, pair: ModelPair, requests: Sequence[Request]
 ) -> tuple[list[Tensor], list[float]]:
-    """Return texts (prompt and response) that the target wrote, and a_b averaged over every
-    position of the responses."""
+    """Return texts (prompt and the target's response), and a_b averaged over all positions of the
+    responses."""
     warp, draft_warp = instantiate(cfg.warp), instantiate(cfg.draft_warp)
     engine = AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids))
     texts, columns = list[Tensor](), list[Tensor]()
@@ -248,8 +249,8 @@ def distributions(
 
 
 def table(plans: Sequence[Plan], best: Plan, alone: float) -> str:
-    """Return a table of the best tree of a few sizes beside decoding without a draft, `alone`
-    seconds a token."""
+    """Return a table of the best trees of a few sizes, compared with decoding without a draft at
+    `alone` seconds a token."""
     rows = [
         [
             f"**{plan.nodes}**" if plan is best else str(plan.nodes),

@@ -1,5 +1,5 @@
-"""Which stop rule with which threshold decodes fastest, judged by replay; beside them what no rule
-beats, and drafts grown by worth against cost."""
+"""Choice of the fastest stop rule and threshold by replay, compared with bounds that no rule beats
+and with drafts grown by value against cost."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ Interval = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rule at one threshold and what it counts, by column [B]; prompts [B]: their ids."""
+    """A rule at one threshold and its counts, by column [B]; prompts [B]: their ids."""
 
     rule: str
     threshold: float
@@ -38,8 +38,8 @@ class Candidate:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Discard rate and verification rate: draft tokens not accepted, and target forwards, per
-        committed token."""
+        """Return discard rate and verification rate: draft tokens not accepted, and target
+        forwards, per committed token."""
         counts, tokens = self.counts, self.counts["emitted"].sum()
         discarded = (counts["drafted"] - counts["accepted"]).sum()
         return float(discarded / tokens), float(counts["rounds"].sum() / tokens)
@@ -63,7 +63,8 @@ def candidates_of(
     replayer: Replayer,
     thresholds: Sequence[float] | None = None,
 ) -> list[Candidate]:
-    """Replay every rule at every threshold, or at those given: the same ones for every split."""
+    """Replay every rule at every threshold of its grid, or at those given: the same for every
+    split."""
     policies = {name: stop.policy(replayer.table) for name, stop in stops.items()}
     grid = {
         name: list(thresholds or stop.grid(cfg.points, replayer.gamma_max))
@@ -101,7 +102,7 @@ def ratio(above: Array, below: Array) -> Estimate:
 
 
 def best(candidates: Iterable[Candidate], cost: CostTable) -> Candidate:
-    """Return the fastest, the first of equals."""
+    """Return the fastest candidate, the first of equals."""
     return max(candidates, key=lambda candidate: speedup(candidate, cost))
 
 
@@ -126,7 +127,8 @@ def frontiers(candidates: Sequence[Candidate]) -> dict[str, Any]:
 
 
 def frontier(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return those no other one beats in discard and verification rate at once, by discard rate."""
+    """Return the candidates that no other beats in both discard and verification rate, by discard
+    rate."""
     kept, lowest = list[Candidate](), float("inf")
     for candidate in sorted(candidates, key=lambda candidate: candidate.rates):
         if candidate.rates[1] < lowest:
@@ -158,8 +160,8 @@ class Pick(NamedTuple):
 def picks(
     chosen_on: Sequence[Candidate], judged_on: Sequence[Candidate], cost: CostTable
 ) -> list[Pick]:
-    """Return one per rule, the fastest on the prompts of `chosen_on` first. Both lists hold the
-    same candidates, counted on different prompts."""
+    """Return one pick per rule, the fastest on the prompts of `chosen_on` first. Both lists hold
+    the same candidates, counted on different prompts."""
     judged = {(each.rule, each.threshold): each for each in judged_on}
     picked = []
     for rule in dict.fromkeys(candidate.rule for candidate in chosen_on):
@@ -172,12 +174,12 @@ def picks(
 class Choice:
     """The best threshold of a rule under one cost table, judged on prompts it was not chosen on.
 
-    speculate: whether it pays on the prompts it was chosen on: whether the whole 95 % interval of
-    its speed-up there is above 1; expected: that speed-up, modelled, where the best of many looks
-    too good; speedup: on those it is judged on, with its 95 % interval over prompts; regret:
-    seconds over those of `hindsight` there, minus 1; other: the rule to compare it with, None where
-    there is none; gain: the seconds of that one over its own, prompt by prompt, with its 95 %
-    interval"""
+    speculate: whether it pays on the prompts it was chosen on, i.e. the whole 95 % interval of its
+    speed-up there is above 1; expected: that speed-up, modelled and, as the best of many,
+    optimistic; speedup: on the prompts it is judged on, with its 95 % interval over prompts;
+    regret: seconds over those of `hindsight` there, minus 1; other: the rule to compare it with,
+    None if there is none; gain: the seconds of that rule over its own, paired over prompts, with
+    its 95 % interval"""
 
     rule: str
     threshold: float
@@ -230,16 +232,16 @@ def judge(
     return choices
 
 
-# What no rule beats -------------------------------------------------------------------------------
+# Bounds -------------------------------------------------------------------------------------------
 
 
 KNOWING = "knows p"
 
 
 def knowing(table: RolloutTable) -> Policy:
-    """Return a rule that is told, once a token is drawn, with which probability all of them and the
-    next one are accepted: the most that can be known before the verdict. The first token is always
-    drawn."""
+    """Return a rule that knows, once a token is drawn, the probability that all drawn tokens and
+    the next one are accepted: the most that can be known before the verdict. The first token is
+    always drawn."""
     reached = np.cumprod(table.accept, axis=-1, dtype=np.float64)
     reached[..., 0] = np.inf
     return Policy(reached)
@@ -249,10 +251,10 @@ def oracle_calls(differs: Sequence[bool]) -> tuple[int, int]:
     """Count draft and target calls of SpecDec++'s oracle (2405.19715, Theorem 4.1) for one greedy
     response.
 
-    differs: [N], where the draft's choice is not the response's token. The oracle stops drafting
-    right before each of them: nothing is discarded, and each costs one target call. One more brings
-    the last token, where that is none of them. (The theorem's |S| + 1 calls are |S| where it is. A
-    last token that is an end token could be drafted, which would save no call.)"""
+    differs: [N], whether the draft's choice is not the response's token. The oracle stops drafting
+    right before each such token: nothing is discarded, and each costs one target call. If the last
+    token is not one of them, it takes one more call (so the theorem's |S| + 1 calls are |S| if it
+    is). A last token that is an end token could be drafted, which would save no call."""
     target = sum(differs) + (not differs[-1])
     return len(differs) - target, target
 
@@ -265,13 +267,13 @@ def oracle_totals(table: RolloutTable) -> tuple[int, int]:
 
 
 def hindsight(replayer: Replayer, cost: CostTable) -> Array:
-    """Return the least that any choice of draft lengths costs each response, [B], when it knows
-    what will be accepted.
+    """Return the least cost of each response, [B], over all choices of draft lengths that know what
+    will be accepted.
 
-    A draft beyond the accepted length costs more and goes no further, so only lengths up to it are
-    tried, backwards from the end. Where a draft token is cheaper than a target call, whatever its
-    rows, this is the oracle of Theorem 4.1 with at most gamma_max tokens a round; elsewhere it may
-    draft less, down to not at all. For a sampled target the recorded verdicts are what is known.
+    A draft beyond the accepted length costs more and commits no more, so only lengths up to it are
+    tried, backwards from the end. Where a draft token is cheaper than a target call of any number
+    of rows, this is the oracle of Theorem 4.1 with at most gamma_max tokens a round; elsewhere it
+    may draft less, down to nothing. For a sampled target it knows the recorded verdicts.
     """
     table = replayer.table
     batch, positions, gamma = table.tokens.shape
@@ -285,10 +287,10 @@ def hindsight(replayer: Replayer, cost: CostTable) -> Array:
     return left[:, 0]
 
 
-# Drafts grown by worth against cost ---------------------------------------------------------------
+# Drafts grown by value against cost ---------------------------------------------------------------
 
 
-MOVES, ROUNDS = 1e-4, 40  # share by which a rate still moves; rates tried at most
+MOVES, ROUNDS = 1e-4, 40  # relative change of a rate that is not settled; most rates tried
 FACTORS = [1.2**power for power in range(-6, 7)]
 """Of the rate, tried where it is tuned after all."""
 
@@ -300,14 +302,14 @@ class GrowsByWorth(Asks, Protocol):
     budget: int
 
     def worth(self, table: RolloutTable) -> Worth:
-        """Return the worth of every draw, as its predictor says."""
+        """Return the value of every draw by its predictor."""
         ...
 
 
 @dataclass(frozen=True)
 class Grower:
-    """A structure on some prompts. Its rate is the tokens per second that a draw must bring: what
-    decoding reaches with the drafts that are worth it, a fixed point."""
+    """A structure on some prompts. Its rate, the tokens per second that a draw must exceed, is a
+    fixed point: the speed that decoding reaches with the drafts grown at that rate."""
 
     name: str
     replayer: Replayer
@@ -315,15 +317,15 @@ class Grower:
     budget: int
 
     def at(self, cost: CostTable, rate: float) -> Candidate:
-        """rate: tokens per second of `cost` that a draw must beat."""
+        """Return the counts of drafts grown at a rate, in tokens per second of `cost`."""
         comb = grow(self.worth, self.replayer.limit, cost, rate, self.budget)
         prompts = self.replayer.table.prompt_ids
         return Candidate(self.name, rate, self.replayer.combs(comb), prompts)
 
     def settled(self, cost: CostTable) -> Candidate:
-        """Return the drafts at the rate that no longer moves, from that of plain decoding on; the
-        fastest of all tried where it never comes to rest. The questions that a structure asks do
-        not count in its own account."""
+        """Return the drafts at the fixed point of the rate, starting from that of plain decoding;
+        the fastest tried if it does not converge. The price of a structure's questions does not
+        enter its rate."""
         cost = replace(cost, calls={})
         rate = 1 / cost.autoregressive
         tried = [self.at(cost, rate)]
@@ -341,7 +343,7 @@ class Grower:
         return seconds(self.at(cost, rate), cost) / min(spent) - 1
 
     def chain(self) -> "Grower":
-        """Return the same without leaves."""
+        """Return the same structure without leaves."""
         return replace(self, worth=self.worth.up_to(0))
 
 
@@ -354,8 +356,8 @@ def seconds(candidate: Candidate, cost: CostTable) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some prompts, replayed. candidates: rules at thresholds; bounds: what no rule beats, at
-    thresholds; growers: structures, by name."""
+    """Some prompts, replayed. candidates: rules at thresholds; bounds: `knowing` at thresholds;
+    growers: structures, by name."""
 
     replayer: Replayer
     candidates: Sequence[Candidate]
@@ -369,7 +371,8 @@ def sample(
     structures: Mapping[str, GrowsByWorth],
     points: int,
 ) -> Sample:
-    """Replay what is compared with `candidates`. points: thresholds of the bounds, besides 0."""
+    """Replay the bounds and structures to compare with `candidates`. points: thresholds of the
+    bounds, besides 0."""
     table = replayer.table
     grid = {KNOWING: np.linspace(0, 1, points + 1).tolist()}
     bounds = sweep(replayer, {KNOWING: knowing(table)}, grid)
@@ -388,8 +391,8 @@ def settled_rates(chosen_on: Sample, cost: CostTable) -> dict[str, float]:
 def result(
     chosen_on: Sample, judged_on: Sample, cost: CostTable, rates: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return what is known about one cost table: the choices of rules, structures and bounds, and
-    what it costs each structure to have no setting but the cost table.
+    """Return the results for one cost table: the choices of rules, structures and bounds, and the
+    regret of each structure, which has no setting besides the cost table.
 
     rates: of every structure, settled on the prompts of `chosen_on`."""
     least = hindsight(judged_on.replayer, cost)
