@@ -1,1 +1,1 @@
-"""Files for serving engines, and from them."""
+"""Exchange of files with serving engines, and speculative decoding inside `generate`."""

@@ -1,4 +1,4 @@
-"""What `speculate` takes of the arguments of `generate`, and what it refuses, each in a line."""
+"""Checks of the arguments of `generate` that `speculate` supports; others are refused in a line."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +36,7 @@ TAKEN = {"generation_config", "logits_processor", "stopping_criteria", "input_id
 
 
 def refuse_other_kinds(own: Mapping[str, Any]) -> None:
-    """Raises UserError naming the first argument that is something else than expected."""
+    """Raise UserError naming the first argument of an unexpected kind."""
     for name, (fits, what) in KINDS.items():
         value = own.get(name)
         if (value is not None or name == "draft") and not fits(value):
@@ -46,7 +46,7 @@ def refuse_other_kinds(own: Mapping[str, Any]) -> None:
 def refuse_unsupported(
     input_ids: Tensor, config: GenerationConfig, given: Mapping[str, Any]
 ) -> None:
-    """Raises UserError naming the first argument of `generate` that is not supported."""
+    """Raise UserError naming the first argument of `generate` that is not supported."""
     cache, states = given.get("past_key_values"), given.get("cache_params")
     unsupported = {
         "num_beams": (config.num_beams or 1) > 1,
@@ -75,8 +75,8 @@ def refuse_unsupported(
 
 
 def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any], vocab_size: int) -> None:
-    """Raises UserError naming the first input of the model that our engines would leave out, or
-    prompts with tokens that it does not have."""
+    """Raise UserError naming the first input of the model that our engines would ignore, or prompts
+    with tokens that it does not have."""
     if not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocab_size:
         raise UserError(
             f"input_ids: expected tokens from 0 to {vocab_size - 1}, got {int(input_ids.min())} to"
@@ -100,7 +100,7 @@ def refuse_other_inputs(input_ids: Tensor, given: Mapping[str, Any], vocab_size:
 
 
 def prompts_of(input_ids: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """[n] of each row, without the padding on its left."""
+    """Return the prompt [n] of each row, without the padding on its left."""
     if mask is None:
         return list(input_ids.cpu())
     if mask.shape != input_ids.shape:

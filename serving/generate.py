@@ -7,10 +7,10 @@
         custom_generate=speculate, draft=draft, predictor="checkpoints/value",
     )
 
-The distribution is that of the same call without the last line: warps, ends and lengths are those
-that `generate` has worked out from its generation config. What cannot be kept so is refused in a
-line: beams, processors that look at the text, scores and states of every step. Rows of a batch
-are decoded one after another.
+The distribution is that of the same call without the last line: warps, end tokens and lengths are
+those that `generate` derives from its generation config. Options that would change it or are not
+available are refused in a line: beams, processors that read the text, scores and states of every
+step. Rows of a batch are decoded one after another.
 """
 
 import copy
@@ -56,7 +56,7 @@ from serving.arguments import (
 )
 from serving.models import Draft, SpeculativePair, opened
 
-GAMMA = 8  # longest draft where nothing says another
+GAMMA = 8  # longest draft by default
 WARPERS: dict[type, str] = {
     TemperatureLogitsWarper: "temperature",
     TopKLogitsWarper: "top_k",
@@ -74,19 +74,19 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Speculation:
-    """What `generate` takes besides its own arguments.
+    """The arguments of `generate` besides its own.
 
     draft: a model, its folder or hub id, or the pair that `decoding.pair.open_pair` gives, whose
         target is `model`
     predictor: folder or hub id of a trained predictor, whose stop rule ends drafts; its pair and
         warps must be those of this call
-    threshold: of that rule; None: its own default, which nobody tuned for this pair
-    stop, structure, verifier: instead of the default `Confidence(0.4)`, `Chain(8)`,
+    threshold: of that rule; None: its default, which is not tuned for this pair
+    stop, structure, verifier: instead of the defaults `Confidence(0.4)`, `Chain(8)`,
         `TokenVerifier()`
-    engine: what decodes with them: the class of an engine, or a `partial` of it
-    draft_warp: the distribution a draft is drawn from; None: the target's warp
-    stream: of each row it gets the prompt, then each token as soon as it is settled, then its
-        `end`; of one row, `streamer` is the same
+    engine: class of the engine that decodes with them, or a `partial` of it
+    draft_warp: the warp of the draft's distribution; None: the target's
+    stream: gets the prompt of each row, then each token as soon as it is committed, then `end`;
+        for a single row, `streamer` does the same
     """
 
     draft: Draft
@@ -102,7 +102,7 @@ class Speculation:
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """Output under `return_dict_in_generate`. traces: what happened in each row of the batch."""
+    """Output under `return_dict_in_generate`. traces: one for each row of the batch."""
 
     traces: list[Trace] | None = None
 
@@ -110,11 +110,11 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 def speculate(
     model: PreTrainedModel, input_ids: Tensor, **given: Any
 ) -> Tensor | SpeculativeOutput:
-    """A `custom_generate` of transformers (4.57 and later); the arguments of `Speculation` are
-    given to `generate`.
+    """Decode speculatively, as a `custom_generate` of transformers (4.57 and later); the arguments
+    of `Speculation` are passed to `generate`.
 
-    Returns [B, n + new] int64, shorter rows filled up with the pad token, or a `SpeculativeOutput`.
-    The seed is that of torch. Raises UserError for what is not supported."""
+    Returns [B, n + new] int64, shorter rows padded with the pad token, or a `SpeculativeOutput`.
+    The seed is that of torch. Raises UserError for unsupported arguments."""
     own = {"draft": None} | {name: given.pop(name) for name in OWN if name in given}
     if given.pop("stop_strings", None) is not None:
         raise UserError(
@@ -161,14 +161,14 @@ vars(speculate)["__signature__"] = inspect.Signature(
         for name in ("model", "input_ids", "stop_strings", *OWN)
     ]
     + [inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)]
-)  # `generate` hands over what it finds named here
+)  # `generate` passes on the arguments in this signature
 
 
 def streamer_of(frame: FrameType | None) -> BaseStreamer | None:
-    """The `streamer` of the `generate` inside of which `frame` runs.
+    """Return the `streamer` of the `generate` inside of which `frame` runs.
 
-    `generate` gives it the prompt, but hands it to none but its own decoding methods, and whoever
-    listens would wait for ever: it is read where `generate` has it."""
+    `generate` gives it the prompt, but passes it only to its own decoding methods, so a listener
+    would wait for ever: it is read from the frame of `generate`."""
     while frame and frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
         frame = frame.f_back
     return frame.f_locals.get("streamer") if frame else None
@@ -181,7 +181,7 @@ _changing = Lock()
 
 @contextmanager
 def undisturbed(part: Any) -> Iterator[Any]:
-    """The same object, or a copy while another call uses it: what it knows of a round is of one."""
+    """Yield the same object, or a copy while another call uses it: its state is of one request."""
     with _changing:
         taken = id(part) in _in_use
         _in_use.add(id(part))
@@ -219,8 +219,8 @@ def engine_of(
 def _rule(
     source: str | Path, threshold: float | None, pair: SpeculativePair, warp: Warp, draft_warp: Warp
 ) -> StopRule:
-    """The stop rule that asks a trained predictor, by the predictor's name alone: `RULE.of(folder,
-    threshold)` of `decoding.stopping.<name of the predictor>`.
+    """Return the stop rule that asks a trained predictor, found by the predictor's name:
+    `RULE.of(folder, threshold)` of `decoding.stopping.<name of the predictor>`.
 
     Raises UserError for a checkpoint that is missing or damaged, was trained for another pair or
     other warps, or has no such rule."""
@@ -242,10 +242,10 @@ def _rule(
 
 
 def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
-    """What the processors that `generate` has made do to logits, as one of ours.
+    """Return the `Warp` that equals the logits processors made by `generate`.
 
-    Raises UserError for any that is not temperature, top-k and top-p, once each in this order, or
-    does something else to what it drops."""
+    Raises UserError for processors other than temperature, top-k and top-p, once each in this
+    order, and for those that do not set dropped logits to -inf."""
     kinds, warps = list(WARPERS), dict[str, Any]()
     for processor in processors:
         while kinds and type(processor) is not kinds[0]:
@@ -275,7 +275,8 @@ def _decoded(
     stream: BaseStreamer | None,
     given: Mapping[str, Any],
 ) -> Trace:
-    """row: the padded prompt, whose length `generate` counts and whose tokens criteria see."""
+    """Decode one row. row: the padded prompt, whose length `generate` counts and whose tokens
+    stopping criteria see."""
     room = given["generation_config"].max_length - len(row)
     padding = row[: len(row) - len(prompt)]
     criteria = given.get("stopping_criteria") or ()
@@ -294,7 +295,7 @@ def _decoded(
 
 
 def _joined(input_ids: Tensor, traces: Sequence[Trace], config: GenerationConfig) -> Tensor:
-    """[B, n + longest], on the device of the prompts."""
+    """Return prompts and outputs, padded, [B, n + longest], on the device of the prompts."""
     pad = next(iter([*_ids(config, "_pad_token_tensor"), *_ids(config, "_eos_token_tensor"), 0]))
     longest = max(len(trace.tokens) for trace in traces)
     rows = [trace.tokens + [pad] * (longest - len(trace.tokens)) for trace in traces]
@@ -304,6 +305,6 @@ def _joined(input_ids: Tensor, traces: Sequence[Trace], config: GenerationConfig
 
 
 def _ids(config: GenerationConfig, name: str) -> list[int]:
-    """Token ids that `generate` has put into its config under this name."""
-    found = getattr(config, name, None)
-    return [] if found is None else found.reshape(-1).tolist()
+    """Return the token ids that `generate` has put into its config under this name."""
+    ids = getattr(config, name, None)
+    return [] if ids is None else ids.reshape(-1).tolist()

@@ -1,7 +1,7 @@
-"""A model of plain transformers code and a draft for it, made ready for our engines.
+"""A model of plain transformers code and a draft for it, prepared for our engines.
 
-The model itself is never changed: what runs is a view of it, with the same weights and a config of
-its own. Each call has caches of its own, so that any number of threads may generate at once."""
+The model itself is never changed: the engines run a view of it, with the same weights and its own
+config. Each call has its own caches, so that any number of threads may generate at once."""
 
 import copy
 import sys
@@ -31,15 +31,15 @@ from decoding.pair import pair_settings
 from decoding.settings import Pair
 from runtime.errors import UserError
 
-SLOT = "_speculative"  # attribute of a model, for what was made ready of it
-DRAFTS = 4  # from folders, that a target keeps: those used last
+SLOT = "_speculative"  # attribute of a model that holds its `Kept`
+DRAFTS = 4  # drafts from folders that a target keeps: those used last
 Draft = PreTrainedModel | str | Path | ModelPair
 _making = RLock()
 
 
 @dataclass(eq=False)
 class Ready:
-    """A model that engines can run, never by itself: each call takes one that is `fresh`."""
+    """A model prepared for engines. It is not run itself: each call takes a `fresh` copy."""
 
     lm: CachedLM
 
@@ -49,13 +49,13 @@ class Ready:
 
 
 class Kept:
-    """What a model keeps: itself made ready, as it was in `state`, and drafts from folders. Copied
-    and saved with the model is an empty dict."""
+    """The prepared objects that a model keeps: its own view, as of `state`, and drafts from
+    folders. With the model, an empty dict is copied and saved instead."""
 
     def __init__(self, ready: Ready, state: object) -> None:
         self.ready, self.state = ready, state
         self.drafts = OrderedDict[str, Ready]()
-        self.compared = set[str]()  # folders of drafts whose tokenizer is that of the model
+        self.compared = set[str]()  # folders of drafts with the same tokenizer as the model
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return dict, ()
@@ -63,8 +63,8 @@ class Kept:
 
 @dataclass
 class SpeculativePair:
-    """Target and draft of one call. identity: what a predictor that belongs to them was trained
-    for, computed where it is asked for."""
+    """Target and draft of one call. identity: that of the pair, which a predictor's must match,
+    computed when it is asked for."""
 
     target: CachedLM
     draft: CachedLM
@@ -77,11 +77,11 @@ class SpeculativePair:
 
 
 def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
-    """Make them ready, or take what an earlier call made ready, where model and draft are as they
-    were; caches are new.
+    """Prepare model and draft, or reuse the preparation of an earlier call if neither has changed;
+    caches are new.
 
-    The models' layers stay as they are: those of `decoding.pair.open_pair` are packed, which is
-    faster on a CPU.
+    The models' layers are left as they are; only those of `decoding.pair.open_pair` are packed,
+    which is faster on a CPU.
 
     Raises UserError for models that do not go together or that our engines cannot run."""
     if isinstance(draft, ModelPair):
@@ -99,7 +99,7 @@ def opened(model: PreTrainedModel, draft: Draft) -> SpeculativePair:
     target = sides[0].lm.fresh()
     pair = SpeculativePair(target, sides[1].lm.fresh(target), sides)
     size = target.model.config.get_text_config().vocab_size
-    target.vocab_size = pair.draft.vocab_size = size  # all that `generate` may say
+    target.vocab_size = pair.draft.vocab_size = size  # all tokens that `generate` may sample
     return pair
 
 
@@ -107,7 +107,7 @@ def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[
     target, kept = _ready("model", model), vars(model)[SLOT]
     named = draft.name_or_path if isinstance(draft, PreTrainedModel) else draft
     source = expanduser(str(named or ""))
-    if source not in kept.compared:  # where both have a tokenizer in the folder they came from
+    if source not in kept.compared:  # if both have a tokenizer in their folders
         tokenizers = [_tokenizer(folder) for folder in (model.name_or_path, source)]
         if None not in tokenizers and not find_checkpoint(_settings(model, source).model("draft")):
             check_same_vocabulary(tokenizers[0], tokenizers[1], sys.maxsize, "draft")
@@ -123,7 +123,7 @@ def _made(model: PreTrainedModel, draft: PreTrainedModel | str | Path) -> tuple[
 
 
 def _ready(key: str, model: PreTrainedModel) -> Ready:
-    """The model made ready, anew where anything has changed since the last time."""
+    """Return the prepared model, prepared again if anything has changed since the last time."""
     kept, state = vars(model).get(SLOT), state_of(model)
     if isinstance(kept, Kept) and kept.state == state:
         return kept.ready
@@ -140,8 +140,8 @@ def _ready(key: str, model: PreTrainedModel) -> Ready:
 
 
 def view(model: PreTrainedModel) -> PreTrainedModel:
-    """A model of the same weights, buffers and hooks; config, modes and what is registered later
-    are its own. Patched forwards go with it where they are methods, not closures."""
+    """Return a model with the same weights, buffers and hooks, but its own config, modes and later
+    registrations. Patched forwards are kept if they are methods, not closures."""
     modules = list(model.modules())
     inside = set(map(id, modules))
 
@@ -163,8 +163,9 @@ def view(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def state_of(model: PreTrainedModel) -> object:
-    """Changes with the config, and with all that the modules have: hooks, patched methods, tensors
-    (but for values written behind the back of autograd) and numbers; not with train and eval."""
+    """Return a value that changes with the config and with the modules' hooks, patched methods,
+    tensors (except for writes that autograd does not track) and numbers; not with train and
+    eval."""
     parts: list[Any] = [model.config.to_dict()]
     for module in model.modules():
         parts += id(module), type(module)
@@ -176,7 +177,8 @@ def state_of(model: PreTrainedModel) -> object:
 
 
 def _mark(value: Any) -> Any:
-    """Equal for equal values of plain types and for the same object of any other."""
+    """Return a mark that is equal for equal values of plain types and for the same object of any
+    other type."""
     if isinstance(value, Tensor):
         version = 0 if value.is_inference() else value._version
         return id(value), value.device, value.dtype, _address(value), version
@@ -195,10 +197,10 @@ def _address(tensor: Tensor) -> int:
 
 
 def _tokenizer(folder: str | None) -> Any:
-    """None: there is none, here or among what was downloaded before."""
+    """Load the tokenizer of a folder or hub id; None if there is none, here or in the cache."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True) if folder else None
-    except Exception:  # a file of any other kind makes it raise anything
+    except Exception:  # other files make it raise anything
         return None
 
 
@@ -207,7 +209,7 @@ def _settings(model: PreTrainedModel, source: str) -> Pair:
 
 
 def _loaded(source: str, target: CachedLM) -> CachedLM:
-    """A draft from its folder or hub id, of whatever kind it is, for texts up to where its
+    """Load a draft of any kind from its folder or hub id, for texts up to the length at which its
     rotations begin to depend on their length."""
     settings = _settings(target.model, source)
     settings.draft_device, settings.max_length = str(target.device), target.max_length

@@ -1,4 +1,4 @@
-"""Draft lengths by how many requests are decoded together: what serving engines are told."""
+"""Draft lengths by the number of requests decoded together, for serving engines."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -24,9 +24,9 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """ranges: the first begins at one request, each at the end of the one before. Of more requests
-    than the last range has nothing is said. costs: that it was chosen by, where they are known.
-    Raises UserError for other ranges."""
+    """Draft lengths by ranges. ranges: the first begins at one request, each where the one before
+    ends; beyond the last, no length is given. costs: those it was chosen by, if known. Raises
+    UserError for other ranges."""
 
     ranges: tuple[Range, ...]
     costs: BatchTable | None = None
@@ -44,7 +44,8 @@ class Schedule:
 
     @classmethod
     def at(cls, lengths: Mapping[int, int], costs: BatchTable | None = None) -> "Schedule":
-        """Batch size -> length; sizes in between draft as the next larger one does."""
+        """Return the schedule of a mapping from batch size to length; sizes in between draft as the
+        next larger one does."""
         sizes = sorted(lengths)
         ranges = [Range(below + 1, size, lengths[size]) for below, size in pairwise([0, *sizes])]
         return cls(tuple(joined(ranges)), costs)
@@ -55,18 +56,18 @@ class Schedule:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Neighbours of one length as one."""
-    found: list[Range] = []
+    """Join neighbouring ranges of the same length."""
+    merged: list[Range] = []
     for one in ranges:
-        if found and found[-1].length == one.length:
-            one = Range(found.pop().low, one.high, one.length)
-        found.append(one)
-    return found
+        if merged and merged[-1].length == one.length:
+            one = Range(merged.pop().low, one.high, one.length)
+        merged.append(one)
+    return merged
 
 
 class ScheduleFile(Form):
-    """The file of a program, with its command and a checksum; one of a person needs `ranges`
-    alone."""
+    """The file of a schedule: from a program with its command and a checksum; one written by hand
+    needs `ranges` alone."""
 
     ranges: list[tuple[Length, Length, Size]]
     costs: BatchTable | None = None
@@ -76,16 +77,17 @@ class ScheduleFile(Form):
 
 
 def read_schedule(path: str | Path, key: str = "schedule") -> Schedule:
-    """Raises UserError naming `key` where the file is missing, damaged or holds no schedule."""
+    """Read a schedule. Raises UserError naming `key` if the file is missing, damaged or holds
+    none."""
     remedy = 'Write e.g. {"ranges": [[1,4,5],[5,8,2]]}'
-    found = read_json(Path(path), ScheduleFile, key, remedy, KIND)
-    return Schedule(tuple(Range(*each) for each in found.ranges), found.costs)
+    file = read_json(Path(path), ScheduleFile, key, remedy, KIND)
+    return Schedule(tuple(Range(*each) for each in file.ranges), file.costs)
 
 
 def write_schedule(
     path: Path, schedule: Schedule, command: str, details: Mapping[str, Any] | None = None
 ) -> None:
-    """details: whatever else is known of it (speeds, costs), as JSON holds it."""
+    """Write a schedule. details: further facts about it (speeds, costs), as JSON."""
     facts = {
         "ranges": [list(one) for one in schedule.ranges],
         "costs": schedule.costs and asdict(schedule.costs),

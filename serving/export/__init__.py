@@ -1,1 +1,1 @@
-"""Files that engines read, one module each engine: a class whose `export` writes them."""
+"""Files that engines read: for each engine one module with a class whose `export` writes them."""

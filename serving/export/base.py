@@ -1,4 +1,4 @@
-"""What an engine can be told, what is made of it, and how that is said."""
+"""Inputs and results of an export for a serving engine, and their description."""
 
 import json
 import pathlib
@@ -18,10 +18,10 @@ MARKER = "export.json"
 
 @dataclass(frozen=True)
 class Given:
-    """What an engine can be told; None for what was not given.
+    """The inputs of an export; None for those not given.
 
-    calibration: `confidence_calibration.json`; thresholds: of tune.py; gamma: draft tokens at most;
-    target, draft: models as the engine is told of them; folder: where the files will lie."""
+    calibration: `confidence_calibration.json`; thresholds: of tune.py; gamma: most draft tokens;
+    target, draft: models as named to the engine; folder: where the files will lie."""
 
     calibration: Mapping[str, Any] | None
     costs: CostTable | None
@@ -33,11 +33,11 @@ class Given:
     folder: str
 
     def file(self, name: str) -> str:
-        """A file that is written, as a shell reads it."""
+        """Return the path of a written file, quoted for a shell."""
         return shlex.quote(f"{self.folder}/{name}")
 
     def left_out(self, **reasons: str) -> list[str]:
-        """Lines about what was given of `reasons`, by name, and this engine has no place for."""
+        """Return a line for each given input among `reasons`, which this engine cannot use."""
         return [
             f"{name}: {why}" for name, why in reasons.items() if getattr(self, name) is not None
         ]
@@ -45,9 +45,9 @@ class Given:
 
 @dataclass
 class Export:
-    """checked: the version that the files were checked for; files: by name, their text; launch:
-    lines to paste; left_out: what was given and could not be carried over, or what a file says
-    otherwise than it was given."""
+    """The result of an export. checked: version of the engine for which the files were checked;
+    files: their text by name; launch: lines to paste; left_out: inputs that could not be carried
+    over, or only with changes."""
 
     checked: str
     files: dict[str, str] = field(default_factory=dict)
@@ -58,7 +58,8 @@ class Export:
         self.files[name] = json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     def facts(self, name: str, folder: pathlib.Path, command: str) -> dict[str, Any]:
-        """What the file `MARKER` holds of an export for engine `name`, written to `folder`."""
+        """Return the content of the file `MARKER` for an export for engine `name`, written to
+        `folder`."""
         return {
             "serving": name,
             "checked_for": self.checked,
@@ -96,8 +97,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Hub:
-    """A folder as the Hugging Face hub shows it, made of a checkpoint: the hub is of predictors,
-    where engines are of models."""
+    """A folder for the Hugging Face hub, made from a predictor's checkpoint; unlike engines, it has
+    no model to serve."""
 
     checkpoint: Annotated[Path, "folder that train.py has made"]
     repository: Annotated[Text | None, "owner/name on the hub; null: only the folder is made"]
@@ -105,7 +106,8 @@ class Hub:
 
 
 def temperatures(calibration: Mapping[str, Any]) -> tuple[list[float], list[str]]:
-    """One for each position, and what of the calibration they do not say."""
+    """Return one temperature for each position, and lines on what they leave out of the
+    calibration."""
     maps, lines = calibration["maps"], list[str]()
     freer = [str(n) for n, x in enumerate(maps["positions"], 1) if x["bias"] or x["curves"]]
     if freer:
@@ -123,7 +125,8 @@ def temperatures(calibration: Mapping[str, Any]) -> tuple[list[float], list[str]
 
 
 def calibration_errors(calibration: Mapping[str, Any], definition: str) -> list[list[float]]:
-    """Errors of each position by an engine's definition, as logged and after each stage."""
+    """Return the calibration errors of each position by an engine's definition, as logged and after
+    each stage."""
     domains = next(iter(calibration["scores"].values()))
     positions = next(iter(domains.values()))["positions"]
     return [[v[definition][0] for v in position["stages"].values()] for position in positions]

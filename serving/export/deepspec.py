@@ -1,4 +1,4 @@
-"""DeepSpec: temperatures as its own fit writes them."""
+"""DeepSpec: temperatures in the form in which its own fit writes them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ STS = "sts_temperatures.json"
 
 @dataclass(frozen=True)
 class Deepspec:
-    """The file of pull request 63, which is open."""
+    """Exports the file of pull request 63, which is open."""
 
     def export(self, given: Given) -> Export:
         made = Export("DeepSpec afdfa7c with the fit of pull request 63 (29e4a0e)")

@@ -56,7 +56,7 @@ class Sglang:
         return made
 
     def _costs_by_batch(self, costs: BatchTable, gamma: int | None, made: Export) -> bool:
-        """Whether the schedule says what steps cost by the number of requests."""
+        """Return whether the schedule holds the costs of steps by the number of requests."""
         if len(costs.requests) < 2:
             return False
         gamma = gamma or costs.rows[-1] - 1
@@ -125,8 +125,8 @@ class Sglang:
 
 
 def sts(calibration: Mapping[str, Any], fitted: list[float]) -> dict[str, Any]:
-    """Errors are those of SGLang's definition, as logged and after calibration, over the whole of
-    the data that were calibrated."""
+    """Return the file of temperatures. Errors are by SGLang's definition, as logged and after
+    calibration, over all calibrated data."""
     errors = calibration_errors(calibration, "sglang")
     whole = all(errors)
     return {
@@ -139,7 +139,7 @@ def sts(calibration: Mapping[str, Any], fitted: list[float]) -> dict[str, Any]:
 
 
 def steps(rows: Sequence[int], seconds: Sequence[float]) -> dict[str, Any]:
-    """Steps per second by the target's rows. seconds: of whole steps."""
+    """Return steps per second by the target's rows. seconds: of whole steps."""
     return {
         "sample_batch_tokens": rows,
         "sample_steps_per_sec": [1 / each for each in seconds],
@@ -148,7 +148,7 @@ def steps(rows: Sequence[int], seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def steps_by_batch(costs: BatchTable, gamma: int, overhead: float) -> dict[str, Any]:
-    """`steps` where at every size all of the draft is verified."""
+    """Return `steps` if the whole draft is verified at every size."""
     rows = [size * (gamma + 1) for size in costs.requests]
     seconds = [
         costs.target(size, count) + gamma * costs.draft(size) + overhead
@@ -158,9 +158,10 @@ def steps_by_batch(costs: BatchTable, gamma: int, overhead: float) -> dict[str, 
 
 
 def additive(costs: BatchTable, gamma: int, overhead: float) -> tuple[dict[str, Any], float]:
-    """Seconds of a step: of anything, of requests (their draft and states), of target rows; and by
-    how much of themselves a target forward's seconds differ from it at most. The target's part is
-    the nearest sum of two piecewise linear functions, by relative error, neither below 0."""
+    """Return the seconds of a step as a sum of a constant, a part by requests (their draft and
+    states) and a part by target rows; and the largest relative error for a target forward. The
+    target's part is the nearest sum of two piecewise linear functions, by relative error, neither
+    below 0."""
     sizes = costs.requests
     counts = sorted({*sizes, *(size * (gamma + 1) for size in sizes)})
     cells = np.array([(s, s * each) for s in sizes for each in range(1, gamma + 2)])
@@ -181,5 +182,5 @@ def additive(costs: BatchTable, gamma: int, overhead: float) -> tuple[dict[str, 
 
 
 def _hats(values: NDArray[np.float64], probes: list[int]) -> NDArray[np.float64]:
-    """[n, probes], the share of each probe in what is interpolated between them."""
+    """Return the weight of each probe in linear interpolation at `values`, [n, probes]."""
     return np.stack([np.interp(values, probes, unit) for unit in np.eye(len(probes))], 1)

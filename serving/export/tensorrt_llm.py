@@ -16,7 +16,8 @@ CONFIG, CUTOFF = "speculative_config.yaml", "max_concurrency.yaml"
 
 @dataclass(frozen=True)
 class TensorrtLlm:
-    """The key speculative_config of the file that --config (or --extra_llm_api_options) names.
+    """Exports the key speculative_config of the file named by --config (or
+    --extra_llm_api_options).
 
     Keys of `draft_len_schedule` are the most requests a length is for, as since #12262; releases
     before it took them for the fewest."""
@@ -57,7 +58,7 @@ class TensorrtLlm:
 
 
 def _floor(costs: CostTable, length: int, made: Export) -> float:
-    """The share of drafted tokens below which plain decoding is faster than drafts of `length`."""
+    """Return the acceptance rate below which plain decoding is faster than drafts of `length`."""
     step = costs.target(length + 1) + costs.draft * length
     share = (step / costs.autoregressive - 1) / length
     if share > 1:
@@ -66,8 +67,8 @@ def _floor(costs: CostTable, length: int, made: Export) -> float:
 
 
 def _lengths(schedule: Schedule) -> tuple[dict[int, int], list[str]]:
-    """Length by the most requests it is for, and what differs: the first length is the longest, and
-    none is drafted beyond the last."""
+    """Return each length by the most requests it is for, and lines on differences from the
+    schedule: the first length is the longest, and nothing is drafted beyond the last range."""
     first, lines = schedule.ranges[0].length, list[str]()
     cut = [Range(part.low, part.high, min(part.length, first)) for part in schedule.ranges]
     if cut != list(schedule.ranges):

@@ -12,8 +12,8 @@ CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class Transformers:
-    """Assisted generation reads the draft's generation config: how many tokens, and below which
-    probability of a token drafting ends."""
+    """Exports the draft's generation config, which assisted generation reads: the number of tokens,
+    and the probability of a token below which drafting ends."""
 
     rule: Annotated[Text, "the tuned rule that ends a draft after a token of low probability"]
 
@@ -46,7 +46,7 @@ class Transformers:
         return made
 
     def _threshold(self, given: Given, made: Export) -> float:
-        """0: drafting goes on to the last token."""
+        """Return the threshold; with 0, drafting goes on to the last token."""
         if given.thresholds is None:
             return 0.0
         rule = given.thresholds["results"]["chosen"]["rules"].get(self.rule)

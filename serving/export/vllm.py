@@ -13,7 +13,7 @@ CONFIG, SYNTHETIC = "speculative_config.json", "synthetic.json"
 
 @dataclass(frozen=True)
 class Vllm:
-    """The values of --speculative-config."""
+    """Exports the values of --speculative-config."""
 
     method: Annotated[Text, "of the draft: eagle3, eagle, draft_model, dspark, ..."]
 
@@ -28,8 +28,8 @@ class Vllm:
                 config["num_speculative_tokens_per_batch_size"] = ranges
             made.add_json(CONFIG, config)
             if given.calibration is not None:
-                # Drafts are accepted as often as the calibrated data have it, whatever they say:
-                # for loads to be measured with, not for answers.
+                # Synthetic: drafts are accepted at the rates of the calibrated data, whatever their
+                # tokens: for load tests, not for answers.
                 rates = [min(max(rate, 0.0), 1.0) for rate in given.calibration["accepted"]]
                 synthetic = {
                     **draft,

@@ -1,1 +1,1 @@
-"""Logs of confidences, one file each format: a class whose `read` gives the table."""
+"""Logs of confidences: for each format one module with a class whose `read` returns the table."""

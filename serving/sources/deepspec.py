@@ -18,7 +18,7 @@ FORM = 'Write it as {"logits": [0.5], "labels": [1]}'
 
 
 class Record(OpenForm):
-    """labels: whether the tokens up to each are all accepted."""
+    """One proposal. labels: whether the tokens up to each one are all accepted."""
 
     logits: list[Annotated[float, PydanticField(allow_inf_nan=False)]]
     labels: list[Annotated[float, PydanticField(ge=0, le=1)]]
@@ -26,15 +26,15 @@ class Record(OpenForm):
 
 @dataclass(frozen=True)
 class DeepspecRecords:
-    """``<dir>/<dataset>/confidence_records.jsonl``: a proposal in each line. Its folder says what
-    it is about, where `domain` does not."""
+    """Files ``<dir>/<dataset>/confidence_records.jsonl`` with a proposal in each line. The folder
+    names the domain, unless `domain` does."""
 
     labels: ClassVar[Labels] = "realised"
     files: Annotated[Path, "file, or a pattern such as 'eval/*/confidence_records.jsonl'"]
     domain: Annotated[Text | None, "what the requests were about; null: the name of the folder"]
 
     def read(self) -> Confidences:
-        """Raises UserError naming the line that is no record."""
+        """Read the table. Raises UserError naming a line that is no record."""
         parts = {path: self._records(path) for path in matching(self.files)}
         gamma = max(len(row.logits) for rows in parts.values() for row in rows)
         tables = []

@@ -21,16 +21,17 @@ COLUMNS = ("known", "drafted", "accept_prob", "q_drawn")
 
 @dataclass(frozen=True)
 class Harvest:
-    """The confidence of a drawn token is the draft's probability of it, at temperature 1 and
-    unfiltered, or what a checkpoint says, before its calibration. Labels are expected: of a prefix
-    the product of min(1, p/q). Every dataset of the harvest is a domain."""
+    """Confidences from a harvest: of a drawn token, its unwarped q, or the uncalibrated prediction
+    of a checkpoint. The label of a prefix is its acceptance probability, the product of min(1,
+    p/q). Every dataset of the harvest is a domain."""
 
     labels: ClassVar[Labels] = "expected"
     data: Annotated[Path, "folder made by scripts/gen_data.py"]
     checkpoint: Annotated[Path | None, "whose predictions; null: the draft's own probability"]
 
     def read(self) -> Confidences:
-        """Raises UserError for no harvest, and a checkpoint that was made for another."""
+        """Read the table. Raises UserError if there is no harvest, or if the checkpoint was made
+        for another."""
         harvest = dataset.Harvest.open(self.data, "source.data")
         if self.checkpoint is None:
             rounds: Records = harvest.rounds("all", COLUMNS)
@@ -71,8 +72,8 @@ class Harvest:
 
 
 def acceptance(predictor: Predictor, rounds: Records) -> Tensor:
-    """[n, gamma] float64, what the head says of each drawn token: that it is accepted if those
-    before it are."""
+    """Return the head's probability that each drawn token is accepted if those before it are,
+    [n, gamma] float64."""
     shape = rounds["accept_prob"].shape
     logits = logits_in_chunks(predictor.head, rounds["inputs"].reshape(shape.numel(), -1))
     probs = torch.softmax(logits.double(), -1).view(*shape, -1)

@@ -12,8 +12,8 @@ from runtime.errors import UserError
 
 
 def matching(pattern: str | Path) -> list[Path]:
-    """Return the files in the order of their names, numbers by value; a file of that very name is
-    meant first. Raises UserError for none."""
+    """Return the files that match a pattern, in natural order of their names; a file with exactly
+    that name takes precedence. Raises UserError if there is none."""
     exact = Path(pattern).expanduser()
     names = [exact] if exact.is_file() else map(Path, glob(str(exact)))
     paths = [path for path in names if path.is_file()]
@@ -25,8 +25,8 @@ def matching(pattern: str | Path) -> list[Path]:
 
 
 class Row(NamedTuple):
-    """One proposal: logits and labels of its tokens that count; request: whose it is, "" where
-    nobody knows."""
+    """One proposal: logits and labels of its valid tokens; request: the request it belongs to, ""
+    if unknown."""
 
     logits: Sequence[float]
     labels: Sequence[float]
@@ -34,8 +34,8 @@ class Row(NamedTuple):
 
 
 def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = None) -> Confidences:
-    """gamma: of the table; null: of the longest proposal. Raises UserError for rows of two lengths,
-    and for longer ones than gamma."""
+    """Return the table of proposals. gamma: of the table; None: of the longest proposal. Raises
+    UserError for rows whose logits and labels differ in length, and for rows longer than gamma."""
     length = torch.tensor([len(row.logits) for row in rows])
     longest = int(length.max()) if rows else 0
     if not longest:
@@ -64,6 +64,6 @@ def of_rows(where: str, rows: Sequence[Row], domain: str, gamma: int | None = No
 
 
 def refuse_unsettled(where: str, labels: torch.Tensor) -> None:
-    """Raise UserError for a label that is neither 0 nor 1: an engine knows what it accepted."""
+    """Raise UserError for a label other than 0 and 1: engines log verdicts, not probabilities."""
     if not ((labels == 0) | (labels == 1)).all():
         raise UserError(f"{where}: expected labels of 0 and 1, got others. Give an engine's log")

@@ -1,5 +1,5 @@
-"""SGLang: the shards that it collects for sequential temperature scaling, and its debug records of
-decode steps."""
+"""SGLang's logs: the shards that it collects for sequential temperature scaling, and its debug
+records of decode steps."""
 
 import math
 import pathlib
@@ -23,23 +23,23 @@ LEAST = 5e-5  # confidences of debug records are written with four digits
 
 @dataclass(frozen=True)
 class SglangShards:
-    """``<stem>.<k>.pt``: a dict of `logits` and `prefix_mask`, float32 [n, gamma], the mask 1 where
-    a draft token and all before it are the target's most probable ones. Proposals of one batch
-    follow each other and no request is named, so blocks of them count as independent."""
+    """Files ``<stem>.<k>.pt``, each a dict of `logits` and `prefix_mask`, float32 [n, gamma]; the
+    mask is 1 where a draft token and all before it are the target's most probable ones. Proposals
+    of one batch are adjacent and requests are not named, so blocks of them count as independent."""
 
     labels: ClassVar[Labels] = "realised"
     files: Annotated[Path, "shards, or a pattern such as logs/sts.*.pt"]
     domain: Annotated[Text, "what the requests were about"]
 
     def read(self) -> Confidences:
-        """Raises UserError for files that are no such shards."""
+        """Read the table. Raises UserError for files that are no such shards."""
         return joined([self._shard(path) for path in matching(self.files)], "source.files")
 
     def _shard(self, path: pathlib.Path) -> Confidences:
         where = f"source.files: {path}"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said in the error
+                warnings.simplefilter("ignore")  # the error says the same
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file makes it raise anything
             lines = str(error).splitlines()
@@ -61,7 +61,7 @@ class SglangShards:
 
 
 def _is_plain(part: object) -> bool:
-    """Whether it is a table of numbers, and not one of the tensors that hold them otherwise."""
+    """Return whether `part` is a dense table of numbers, not a sparse or quantised tensor."""
     return (
         isinstance(part, torch.Tensor)
         and part.layout is torch.strided
@@ -92,23 +92,23 @@ class Rank(OpenForm):
 
 
 class ServerInfo(OpenForm):
-    """internal_states: of every data-parallel rank."""
+    """The reply of /server_info. internal_states: those of every data-parallel rank."""
 
     internal_states: Annotated[list[Rank], PydanticField(min_length=1)]
 
 
 @dataclass(frozen=True)
 class SglangRecords:
-    """A JSON file: what /server_info says, where `internal_states` have the key
-    `dspark_info_record` of every rank, one of those states, or that key's value. Confidences are
-    those after the engine's own temperatures. Only tokens that were verified count."""
+    """A JSON file: the reply of /server_info, whose `internal_states` have the key
+    `dspark_info_record` for every rank, one of those states, or that key's value. Confidences are
+    those after the engine's own temperatures. Only verified tokens count."""
 
     labels: ClassVar[Labels] = "realised"
     files: Annotated[Path, "file, or a pattern such as 'logs/info-*.json'"]
     domain: Annotated[Text, "what the requests were about"]
 
     def read(self) -> Confidences:
-        """Raises UserError for files without such records."""
+        """Read the table. Raises UserError for files without such records."""
         return joined([self._file(path) for path in matching(self.files)], "source.files")
 
     def _file(self, path: pathlib.Path) -> Confidences:
@@ -125,7 +125,7 @@ class SglangRecords:
                 continue
             gamma = max(gamma, len(confidence))
             count = max(0, min(len(confidence), request.verify_len - 1))
-            if request.cap_trim:  # what a cap left out is not known
+            if request.cap_trim:  # tokens cut by a cap are unknown
                 count = min(count, request.correct_drafts)
             accepted = [float(number < request.correct_drafts) for number in range(count)]
             inside = [min(max(p, LEAST), 1 - LEAST) for p in confidence[:count]]
