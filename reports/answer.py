@@ -1,5 +1,5 @@
-"""What a report says first: which rule to use on this machine, how much faster it is, whether the
-output is the target's, how well predictions are calibrated, and the command."""
+"""The answer at the top of a report: the rule to use on this machine, its speed-up, whether the
+output is the target's, the calibration of predictions, and the command."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from reports.harvest_data import models
 from reports.runs import method, setting
 from runtime.intervals import Estimate
 
-NUMBERS = ("threshold", "gamma")  # what tuning settles, by the last part of their keys
+NUMBERS = ("threshold", "gamma")  # tuned settings, by the last part of their keys
 ONE_RUN = {"methods", "limit", "repeats", "experiment", "out", "tried"}
 """Settings of a command that say which comparison it was."""
 
@@ -34,11 +34,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Answer:
-    """For one pair, machine and temperature.
+    """The answer for one pair, machine and temperature.
 
-    where: these in words; use: what to use, a sentence; why: what that rests on and how it was
-    chosen; bars: every method, fastest first; datasets: of its prompts; lossless, calibration:
-    lines; command: decodes with it; origin: the evaluation's folder"""
+    where: these in words; use: the advice, a sentence; why: its basis and how it was chosen; bars:
+    every method, fastest first; datasets: of its prompts; lossless, calibration: lines; command:
+    decodes with the advised method; origin: the evaluation's folder"""
 
     where: str
     use: str
@@ -58,8 +58,8 @@ class Answer:
 
 
 def answers(artifacts: Artifacts) -> list[Answer]:
-    """Return one for each pair, machine and temperature that something was decoded at; of several
-    evaluations the last of those with the most requests."""
+    """Return one answer for each pair, machine and temperature of an evaluation; of several
+    evaluations, the last of those with the most requests is used."""
 
     def where(evaluation: Evaluation) -> tuple[str | float, ...]:
         words = setting(evaluation)
@@ -71,12 +71,12 @@ def answers(artifacts: Artifacts) -> list[Answer]:
     largest = [
         max(reversed(alike), key=requests) for alike in grouped(artifacts.evaluations, where)
     ]
-    found = (_answer(evaluation, artifacts) for evaluation in largest)
-    return [each for each in found if each is not None]
+    given = (_answer(evaluation, artifacts) for evaluation in largest)
+    return [each for each in given if each is not None]
 
 
 def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
-    """Return None where nothing was compared with plain decoding."""
+    """Return the answer of an evaluation, None if nothing was compared with plain decoding."""
     if not evaluation.traces.get(BASELINE):
         return None
     speeds, table = compare(evaluation.measurements), evaluation.summary[ALL]
@@ -124,8 +124,8 @@ def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
 
 
 def _tuning(evaluation: Evaluation, artifacts: Artifacts) -> Json | None:
-    """Return what scripts/tune.py chose for this pair and these distributions, with costs of this
-    machine; the last one where there are several."""
+    """Return the choice of scripts/tune.py for this pair and these distributions, with costs of
+    this machine; the last one if there are several."""
     run, wanted = evaluation.results["run"], _temperatures(evaluation.config)
     fitting = [
         tuning
@@ -139,14 +139,14 @@ def _tuning(evaluation: Evaluation, artifacts: Artifacts) -> Json | None:
 
 
 def _temperatures(config: Json) -> tuple[float, float]:
-    """Return those of the target and of the draft."""
+    """Return the temperatures of the target and of the draft."""
     target = config["warp"]
     draft = config.get("draft_warp") or target
     return float(target["temperature"]), float(draft["temperature"])
 
 
 def _numbers(evaluation: Evaluation, name: str) -> str:
-    """Return the numbers its stop rule was given, e.g. "threshold 0.56"."""
+    """Return the tuned numbers of a method's stop rule, e.g. "threshold 0.56"."""
     numbers = [
         (key.rpartition(".")[2], value)
         for key, value in method(evaluation, name).settings.items()
@@ -156,8 +156,8 @@ def _numbers(evaluation: Evaluation, name: str) -> str:
 
 
 def _calibration(evaluation: Evaluation, checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
-    """Yield a line for each checkpoint that was decoded with: its error on prompts it has not seen,
-    of what the head itself predicts."""
+    """Yield a line for each checkpoint used in decoding: the calibration error of its head's
+    predictions on prompts it has not seen."""
     used = [made["sha256"] for made in evaluation.results["checkpoints"].values()]
     for checkpoint in (one for one in checkpoints if one.config["sha256"] in used):
         for prompts, kinds in checkpoint.config["metrics"]["reliability"].items():
@@ -172,7 +172,8 @@ def _calibration(evaluation: Evaluation, checkpoints: Sequence[Checkpoint]) -> I
 
 
 def _percent(estimate: Sequence[float | None]) -> str:
-    """estimate: value, low, high; the ends None or NaN where there are none."""
+    """Return an estimate in percent. estimate: value, low, high; the ends None or NaN if there are
+    none."""
     value, *ends = (
         f"{100 * number:.1f}" for number in estimate if number is not None and not isnan(number)
     )

@@ -1,8 +1,8 @@
-"""What figures are made from, found in folders of any depth: evaluations with their traces,
-harvests, checkpoints, tunings and costs.
+"""The artifacts that figures are made from, found in folders of any depth: evaluations with their
+traces, harvests, checkpoints, tunings and costs.
 
-What is of another program or of another version of this one is left alone; what is damaged is
-refused by name."""
+Files of other programs or of another version of this one are ignored; damaged ones are refused by
+name."""
 
 import os
 from collections import defaultdict
@@ -57,24 +57,24 @@ class Evaluation:
         return config
 
     def settings(self, name: str) -> Json:
-        """Return a method as it was decoded: settings that were tuned or tried have their
-        values."""
+        """Return the settings a method was decoded with, including the values of tuned and tried
+        ones."""
         decoded = self.results.get("methods", {}).get(name)
         settings: Json = decoded["settings"] if decoded else self.config["method"].get(name, {})
         return settings
 
     def speculates(self, name: str) -> bool:
-        """Return whether a method drafts: not where tuning chose to decode without a draft."""
+        """Return whether a method drafts; False if tuning chose to decode without a draft."""
         return bool(self.results.get("methods", {}).get(name, {}).get("speculates", True))
 
     @cached_property
     def measurements(self) -> pd.DataFrame:
-        """The table of what was decoded (`evaluation.table`)."""
+        """The table of measurements (`evaluation.table`)."""
         return timed(self.traces)
 
     @cached_property
     def summary(self) -> dict[str, Summary]:
-        """Every figure of every method, on all prompts and by dataset, as it is shown."""
+        """Every figure of every method, on all prompts and by dataset (by its name in tables)."""
         parts = by_dataset(self.measurements)
         return {name: summary(rows) for name, rows in parts.items()}
 
@@ -103,9 +103,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """All that is reported on. thresholds: files of scripts/tune.py; costs: what cost=measure
-    wrote; schedules: of tune.py with batch, each with its `file`; left_alone: what was found
-    besides, and why it is not read."""
+    """All artifacts of a report. thresholds: files of scripts/tune.py; costs: files of
+    cost=measure; schedules: of tune.py with batch, each with its `file`; left_alone: other files,
+    and why they are not read."""
 
     evaluations: Sequence[Evaluation] = ()
     harvests: Sequence[Harvest] = ()
@@ -117,7 +117,7 @@ class Artifacts:
     _read: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Return `read()`, kept for all figures that need the same of these artifacts."""
+        """Return `read()`, cached by `key` for all figures that need it."""
         if key not in self._read:
             self._read[key] = read()
         kept: T = self._read[key]
@@ -136,27 +136,27 @@ def grouped(things: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 
 
 class Warp(OpenForm):
-    """Of the target."""
+    """The target's warp."""
 
     temperature: float
 
 
 class Config(OpenForm):
-    """What of the settings every figure asks."""
+    """The settings that every figure reads."""
 
     warp: Warp
     repeats: int
 
 
 class Run(OpenForm):
-    """How it came about."""
+    """The facts about a run."""
 
     command: str
     config: Config
 
 
 class Results(OpenForm):
-    """What of results.json every figure asks."""
+    """The fields of results.json that every figure reads."""
 
     requests: dict[str, Size]
     run: Run
@@ -171,15 +171,15 @@ class Results(OpenForm):
 
 
 class Foreign(Exception):
-    """Not made by this version of this toolkit. The message says what it is instead."""
+    """A file was not made by this version of the toolkit. The message says what it is."""
 
 
 def gather(folders: Sequence[Path]) -> Artifacts:
-    """Return everything in `folders` and the folders in them, in the order of their names; hidden
-    folders are passed over.
+    """Return the artifacts in `folders` and their subfolders, in the order of their names, without
+    hidden folders.
 
-    Raises UserError for a folder that is not there, for what is damaged, and where there is nothing
-    to report on."""
+    Raises UserError for a missing folder, for a damaged artifact, and if there is nothing to report
+    on."""
     artifacts, left = defaultdict[str, list[Any]](list), dict[Path, str]()
     for path in _markers(folders):
         try:
@@ -198,8 +198,8 @@ def gather(folders: Sequence[Path]) -> Artifacts:
 
 
 def _markers(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield a path for each artifact there may be: the marker of a folder that is one, else every
-    JSON file."""
+    """Yield a path for each possible artifact: the marker of a folder that is one, else every JSON
+    file."""
     seen = set[Path]()
     for top in folders:
         if not top.is_dir():
@@ -209,7 +209,7 @@ def _markers(folders: Sequence[Path]) -> Iterator[Path]:
             )
         for parent, inner, names in os.walk(top, followlinks=True):
             folder = Path(parent)
-            if folder.resolve() in seen:  # links may lead in a circle
+            if folder.resolve() in seen:  # links may form a cycle
                 inner.clear()
                 continue
             seen.add(folder.resolve())
@@ -222,8 +222,8 @@ def _markers(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> tuple[str, Any]:
-    """Return the kind, a field of `Artifacts`, and the artifact. Raises Foreign where it is of
-    another program or version, UserError where it is damaged."""
+    """Return the kind, a field of `Artifacts`, and the artifact. Raises Foreign if it is of another
+    program or version, UserError if it is damaged."""
     folder = path.parent
     if path.name == RESULTS:
         return "evaluations", _read_evaluation(folder)

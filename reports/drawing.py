@@ -1,5 +1,5 @@
-"""Panels of lines or bars with intervals, drawn from the rows of a figure; distinct without colour
-too."""
+"""Panels of lines or bars with intervals, drawn from the rows of a figure; distinguishable without
+colour."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def where(records: Sequence[Record], **cells: Any) -> list[Record]:
 
 
 def together(records: Sequence[Record]) -> list[Record]:
-    """Return of each temperature the rows of all datasets together, or of the one there is."""
+    """Return for each temperature the rows of all datasets together, or of the only dataset."""
     whole = {record["T"] for record in records if record["dataset"] == ALL}
     return [record for record in records if record["T"] not in whole or record["dataset"] == ALL]
 
@@ -83,8 +83,8 @@ def panels_by(
 
 
 def lines(axes: Axes, records: Sequence[Record], x: str, y: str, by: str) -> None:
-    """Draw one line for each value of `by`, with the interval of each point; a little apart so that
-    none hides another."""
+    """Draw one line for each value of `by`, with the interval of each point, slightly shifted so
+    that none hides another."""
     names, width = distinct(records, by), max(r[x] for r in records) - min(r[x] for r in records)
     for number, name in enumerate(names):
         shift = (number - (len(names) - 1) / 2) * 0.015 * width
@@ -104,8 +104,8 @@ def lines(axes: Axes, records: Sequence[Record], x: str, y: str, by: str) -> Non
 def bars(
     axes: Axes, records: Sequence[Record], x: str, y: str, by: str
 ) -> list[tuple[float, Record]]:
-    """Draw groups along x, in each one bar for each value of `by`, with its interval. Return where
-    each bar stands."""
+    """Draw groups along x, in each one bar for each value of `by`, with its interval. Return the
+    position of each bar."""
     groups, names = distinct(records, x), distinct(records, by)
     width, drawn = 0.8 / len(names), list[tuple[float, Record]]()
     for number, name in enumerate(names):
@@ -151,7 +151,7 @@ def dots(axes: Axes, records: Sequence[Record], x: str, y: str, by: str) -> None
 
 
 def reach(records: Sequence[Record], y: str) -> list[list[float]]:
-    """Return how far each interval reaches below and above its value; 0 where there is none."""
+    """Return the extent of each interval below and above its value; 0 if there is none."""
     ends = [(record[y], record.get(f"{y} low"), record.get(f"{y} high")) for record in records]
     below = [0.0 if low is None else max(0.0, value - low) for value, low, _ in ends]
     above = [0.0 if high is None else max(0.0, high - value) for value, _, high in ends]

@@ -1,5 +1,4 @@
-"""What every figure and table of a report is: values, how they were come by, and how to draw
-them."""
+"""Figures and tables of a report: their values, the origin of these, and how to draw them."""
 
 import csv
 import math
@@ -26,23 +25,22 @@ T = TypeVar("T")
 
 
 class Missing(Exception):
-    """What a figure needs is not there. The message says what, and the command that makes it."""
+    """A figure's input is missing. The message names it, and the command that makes it."""
 
 
 @dataclass(frozen=True)
 class Figure:
     """One figure or table.
 
-    name: of its files; title: a heading; source: what it is the counterpart of, e.g. "SpecBranch,
-    figure 12"
+    name: of its files; title: a heading; source: its counterpart, e.g. "SpecBranch, figure 12"
     kind: measured (counted or timed), modelled (priced by a cost table, or a fit), exact (computed
     without sampling)
-    n: what it rests on, e.g. "4 prompts, 312 rounds"
+    n: size of its data, e.g. "4 prompts, 312 rounds"
     records: the rows, all with the same columns, units in the column names
-    draw: what draws the records onto an empty canvas; None for a table
-    interval: what its intervals are, or why there are none
-    how_to_read: what only this figure says on how to read it, often with its numbers; the report
-    puts before it what is said of every figure of its kind (`Entry.how_to_read`)
+    draw: draws the records onto an empty canvas; None for a table
+    interval: kind of its intervals, or why there are none
+    how_to_read: advice on reading this figure, often with its numbers; the report puts that for all
+    figures of its kind before it (`Entry.how_to_read`)
     """
 
     name: str
@@ -78,8 +76,8 @@ def estimated(name: str, estimate: Iterable[float | None]) -> Record:
 
 
 def mean(name: str, values: Tensor, group: Tensor) -> Record:
-    """Return the three cells of the mean of values [n]. group: [n], the prompt of each; there is no
-    interval for a single prompt."""
+    """Return the three cells of the mean of values [n]. group: [n], the prompt of each; a single
+    prompt has no interval."""
     return estimated(name, mean_gap(values.double()[:, None], group, 0, signed=True))
 
 
@@ -91,9 +89,9 @@ class Entry:
     """A kind of figure: one figure of the report, or one for each of several pairs, harvests or
     checkpoints.
 
-    title: its name in the guide and, where it is lacking, in the report; how_to_read: one or two
-    sentences; builders: what draws its figures from the artifacts. A builder raises Missing where
-    its input is not there; of an entry without any input at least one does"""
+    title: its name in the guide and, if it is lacking, in the report; how_to_read: one or two
+    sentences; builders: functions that make its figures from the artifacts. A builder raises
+    Missing if its input is missing; without any input, at least one builder of an entry does"""
 
     title: str
     how_to_read: str
@@ -101,8 +99,8 @@ class Entry:
 
 
 def each(things: Iterable[T], build: Callable[[T], Figure], needs: str) -> list[Builder]:
-    """Return the builder of each thing's figure; where there is none, one that says what is
-    needed."""
+    """Return the builder of each thing's figure; without things, one that raises Missing with
+    `needs`."""
 
     def lacking() -> Figure:
         raise Missing(needs)

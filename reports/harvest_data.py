@@ -1,5 +1,5 @@
-"""What figures are drawn from, read from harvests: draft tokens with a verdict, rounds, and what
-checkpoints predict of prompts they were not trained on."""
+"""Data of figures from harvests: draft tokens with a verdict, rounds, and predictions of
+checkpoints for prompts they were not trained on."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,18 +33,18 @@ def distributions(harvest: Harvest) -> str:
 
 
 def models(pair: Mapping[str, str]) -> str:
-    """Return what tells a pair from others, whatever it is called."""
+    """Return the identity of a pair's models, independent of its name."""
     return json.dumps({**pair, "name": ""}, sort_keys=True)
 
 
 def by_pair(harvests: Sequence[Harvest]) -> list[list[Harvest]]:
-    """Return the harvests of each pair together, whatever it was called."""
+    """Return the harvests of each pair together, whatever the pair's name."""
     return grouped(harvests, lambda harvest: models(harvest.context["pair"]))
 
 
 def of_each(harvests: Sequence[Harvest], read: Callable[[Harvest], T]) -> list[T]:
-    """Return what is read of every harvest that has rows of it. Raises Missing, naming them, where
-    none of them has any."""
+    """Return the results of `read` for the harvests that have rows for it. Raises Missing, naming
+    the harvests, if none has any."""
     results, needs = list[T](), list[str]()
     for harvest in harvests:
         try:
@@ -62,14 +62,13 @@ def of_each(harvests: Sequence[Harvest], read: Callable[[Harvest], T]) -> list[T
 
 @dataclass(frozen=True)
 class DraftTokens:
-    """Draft tokens with a verdict: of each round those accepted and the first one rejected. Columns
-    [n].
+    """Draft tokens with a verdict: those of each round up to the first rejected one. Columns [n].
 
     pair, dataset: names; temperature, draft_temperature: of the distributions that were sampled
     from
-    q: of the drawn token under the distribution it was drawn from; where the draft is greedy, what
-    it has at temperature 1. max_q, entropy (nats): of the draft at temperature 1. accept: min(1,
-    p/q); accepted: whether it was; group: prompt"""
+    q: of the drawn token under the distribution it was drawn from, for a greedy draft at
+    temperature 1. max_q, entropy (nats): of the draft at temperature 1. accept: min(1, p/q);
+    accepted: the verdict; group: prompt"""
 
     pair: str
     dataset: str
@@ -90,7 +89,8 @@ class DraftTokens:
 def tokens_by_pair(
     artifacts: Artifacts, build: Callable[[Sequence[DraftTokens]], Figure]
 ) -> list[Builder]:
-    """Return what builds a figure of the draft tokens of each pair, read once for all figures."""
+    """Return the builders of a figure of the draft tokens of each pair, read once for all
+    figures."""
 
     def figure(harvests: Sequence[Harvest]) -> Figure:
         key = ("draft tokens", *(harvest.folder for harvest in harvests))
@@ -100,17 +100,17 @@ def tokens_by_pair(
 
 
 def counted(parts: Sequence[DraftTokens]) -> str:
-    """Return how much a figure rests on."""
+    """Return the size of a figure's data in words."""
     prompts = sum(len(tokens.group.unique()) for tokens in parts)
     tokens = sum(len(tokens.q) for tokens in parts)
     return f"{parts[0].pair}, {prompts:,} prompts, {tokens:,} draft tokens"
 
 
 def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:
-    """Return the draft tokens that a verdict was given on, by dataset and distributions: harvests
-    may share a dataset. Raises Missing where there is none in any harvest."""
-    found = [tokens for several in of_each(harvests, _draft_tokens) for tokens in several]
-    alike = grouped(found, lambda tokens: (tokens.pair, tokens.dataset, tokens.distributions))
+    """Return the draft tokens with a verdict, by dataset and distributions (harvests may share a
+    dataset). Raises Missing if no harvest has any."""
+    tables = [tokens for several in of_each(harvests, _draft_tokens) for tokens in several]
+    alike = grouped(tables, lambda tokens: (tokens.pair, tokens.dataset, tokens.distributions))
     return [joined(parts) for parts in alike]
 
 
@@ -128,7 +128,7 @@ def joined(parts: Sequence[DraftTokens]) -> DraftTokens:
 
 
 def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
-    """Return the tokens of each dataset. Raises TooFewRows where there is none."""
+    """Return the tokens of each dataset. Raises TooFewRows if there are none."""
     records = harvest.rounds("all", DRAWN)
     target, draft = (warp.temperature for warp in harvest.warps)
     names = [prompt.dataset for prompt in harvest.prompts("all")]
@@ -143,16 +143,16 @@ def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
         "accepted": depth < records["accepted"][:, None],
         "group": records["group"][:, None].expand_as(judged),
     }
-    found = []
+    tables = []
     for name in dict.fromkeys(names):
         of_dataset = torch.tensor([other == name for other in names])
         rows = judged & of_dataset[records["group"]][:, None]
         if rows.any():
             values = {column: values[rows] for column, values in columns.items()}
-            found.append(DraftTokens(harvest.pair.name, name, target, draft, **values))
-    if not found:
+            tables.append(DraftTokens(harvest.pair.name, name, target, draft, **values))
+    if not tables:
         raise TooFewRows(NO_VERDICT)
-    return found
+    return tables
 
 
 # Rounds -------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def _draft_tokens(harvest: Harvest) -> list[DraftTokens]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of a harvest [n]: accepted draft tokens, those a verdict could be given on, and the
-    prompt of each."""
+    """Rounds of a harvest [n]: accepted draft tokens, those with a possible verdict, and the prompt
+    of each."""
 
     temperature: float
     accepted: Tensor
@@ -176,7 +176,8 @@ def rounds(harvests: Sequence[Harvest]) -> dict[float, list[Rounds]]:
 
 
 def _rounds(harvest: Harvest) -> Rounds:
-    """Raises TooFewRows where nothing was drafted, or no verdict was given."""
+    """Read the rounds of a harvest. Raises TooFewRows if nothing was drafted, or no verdict was
+    given."""
     records = harvest.rounds("all", ("known", "drafted", "accepted"))
     most = torch.minimum(records["drafted"], records["known"])
     if not most.any():
@@ -190,10 +191,10 @@ def _rounds(harvest: Harvest) -> Rounds:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a predictor says of prompts it was not trained on.
+    """A predictor's predictions for prompts it was not trained on.
 
     checkpoint, predictor: names; temperature: of the target; trained_on, dataset: harvests;
-    in_domain: whether they are one, of which these are the test prompts; as_trained, calibrated,
+    in_domain: whether both are the same, and the prompts its test split; as_trained, calibrated,
     targets: [n, C] distributions; group: [n] prompts"""
 
     checkpoint: str
@@ -217,8 +218,8 @@ class Predicted:
 
 
 def one_of_each(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Return the first of those of one predictor, with the same words in its settings, and one
-    training harvest: of a sweep over numbers not every head is shown."""
+    """Return the first checkpoint for each predictor, training harvest and non-numeric settings:
+    from a sweep over numbers, only one is shown."""
 
     def kind(checkpoint: Checkpoint) -> tuple[str, ...]:
         config = checkpoint.config
@@ -229,13 +230,12 @@ def one_of_each(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 
 
 def predicted(checkpoint: Checkpoint, artifacts: Artifacts) -> list[Predicted]:
-    """Return what a checkpoint says of every harvest it fits, of prompts it was not trained on;
-    that of its training first.
+    """Return a checkpoint's predictions on every harvest it fits, for prompts it was not trained
+    on; its training harvest first.
 
-    Empty where the harvest it was trained on is not among them: nothing says then which prompts it
-    has seen. Harvests of other pairs, distributions or layers are left out, and those that stored
-    no hidden states. Raises Missing where none of them has
-    samples of it."""
+    Empty if its training harvest is not among the artifacts, since its training prompts are then
+    unknown. Harvests of other pairs, distributions or layers are left out, and those without hidden
+    states. Raises Missing if none of them has samples for it."""
 
     def read() -> list[Predicted]:
         predictor, fitting = on_harvests(checkpoint, artifacts.harvests)
@@ -265,14 +265,15 @@ def predicted(checkpoint: Checkpoint, artifacts: Artifacts) -> list[Predicted]:
 def on_harvests(
     checkpoint: Checkpoint, harvests: Sequence[Harvest]
 ) -> tuple[Predictor, list[Harvest]]:
-    """Return the predictor and the harvests it fits, that of its training first."""
+    """Return the predictor and the harvests it fits, its training harvest first."""
     predictor = load_predictor(checkpoint.folder, key="run")
     home = next((one for one in harvests if one.sha256 == checkpoint.training_data), None)
     if home is None or not home.features_stored:
         return predictor, []
 
     def fits(other: Harvest) -> bool:
-        """Return whether it differs in its prompts alone, and holds some that `home` does not."""
+        """Return whether `other` differs only in its prompts, and has some that `home` does not
+        have."""
         return (
             models(other.context["pair"]) == models(home.context["pair"])
             and (other.warps, other.inputs) == (home.warps, home.inputs)
@@ -287,8 +288,9 @@ def on_harvests(
 def held_out(
     predictor: Predictor, harvest: Harvest, home: Harvest, kind: str | None = None
 ) -> Records:
-    """Return rows of the test split of the harvest trained on, or of those prompts of another one
-    that it does not hold. kind: "rounds" or "mixed", by default what the predictor learns from."""
+    """Return the rows of the test split of the training harvest `home`, or of those prompts of
+    another harvest that are not in it. kind: "rounds" or "mixed", by default that of the
+    predictor."""
     which, columns = kind or predictor.kind, predictor.columns
     if harvest is home:
         return read_inputs(home, predictor, which, "test", columns)
@@ -296,6 +298,6 @@ def held_out(
 
 
 def unseen(harvest: Harvest, home: Harvest) -> Tensor:
-    """Return [prompts] bool: those that `home` does not hold."""
+    """Return which prompts are not in `home`, [prompts] bool."""
     held = set(prompt_texts(home))
     return torch.tensor([prompt not in held for prompt in prompt_texts(harvest)])

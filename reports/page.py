@@ -1,5 +1,4 @@
-"""The report's page: one HTML file that needs nothing else, neither a network nor the files beside
-it."""
+"""The report's page: one self-contained HTML file that needs neither a network nor other files."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -37,14 +36,14 @@ class Section(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """A figure that is not in the report, and what it needs."""
+    """A figure that is not in the report, and the input it needs."""
 
     title: str
     needs: str
 
 
 class Origin(NamedTuple):
-    """What a report is made from."""
+    """An artifact that a report is made from."""
 
     what: str
     where: str
@@ -59,7 +58,7 @@ def page(
     lacking: Sequence[Lack],
     viewer: str | None = None,
 ) -> str:
-    """viewer: HTML of the trace viewer, taken as it is; everything else is escaped."""
+    """Return the page. viewer: HTML of the trace viewer, inserted as it is; all else is escaped."""
     loader = PackageLoader("reports", ".")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -92,7 +91,7 @@ def title(artifacts: Artifacts) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share as CSS has it."""
+    """Return a share in percent for CSS."""
     return f"{100 * part / whole:.2f}"
 
 
@@ -109,7 +108,7 @@ def is_number(value: Cell) -> bool:
     return value is None or isinstance(value, int | float)
 
 
-# What the figures are made from -------------------------------------------------------------------
+# Origins of the figures ---------------------------------------------------------------------------
 
 
 def origins(artifacts: Artifacts) -> list[Origin]:

@@ -1,4 +1,4 @@
-"""A checkpoint as a hub shows it: with a reliability plot and the thresholds chosen for it."""
+"""A checkpoint prepared for a hub, with a reliability plot and the thresholds chosen for it."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -32,14 +32,14 @@ from runtime.text import printable
 from serving.export.base import Hub
 
 KEY = "serving.checkpoint"
-MARKER = "metrics.json"  # what a checkpoint folder is known by
-ADDED = "<!-- added when it was published -->"  # what follows is made anew
+MARKER = "metrics.json"  # marks a checkpoint folder
+ADDED = "<!-- added when it was published -->"  # the rest is replaced
 PROBABILITIES = ("token", "class")  # of the head; a predictor has one of them
 
 
 def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
-    """Write a folder of the hub from a checkpoint, and send it to the hub where that is named.
-    chosen: what tune.py has written."""
+    """Write a folder for the hub from a checkpoint, and send it if a repository is named. chosen:
+    the file of tune.py."""
     refuse_foreign(out, MARKER)
     if hub.repository is not None:
         refuse_no_repository(hub.repository)
@@ -75,8 +75,8 @@ def publish(hub: Hub, out: Path, chosen: str | Path | None) -> None:
 def _own_card(
     checkpoint: Path, predictor: Predictor, config: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> str:
-    """Return the checkpoint's card, or one as training writes it. Raises UserError for one that is
-    no text, and where the checkpoint does not say enough to write one."""
+    """Return the checkpoint's card, or one as training writes it. Raises UserError if the card is
+    not text, and if the checkpoint lacks facts to write one."""
     path = checkpoint / CARD
     try:
         if path.is_file():
@@ -96,9 +96,9 @@ def _own_card(
 
 def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
     """Yield a point for each harvest, stage and bin of the test rows."""
-    for data, found in metrics["reliability"].items():
+    for data, by_kind in metrics["reliability"].items():
         stages: Mapping[str, Any] = next(
-            (found[name] for name in PROBABILITIES if name in found), {}
+            (by_kind[name] for name in PROBABILITIES if name in by_kind), {}
         )
         for stage in STAGES:
             for _, predicted, outcome in stages.get(stage, {}).get("bins", ()):
@@ -111,17 +111,17 @@ def observed(metrics: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def thresholds_part(checkpoint: Path, path: str | Path) -> str:
-    """Return what tuning chose for this checkpoint, markdown. Raises UserError where it chose
-    nothing."""
-    found = thresholds.read(Path(path).expanduser())
+    """Return the choices of tuning for this checkpoint, markdown. Raises UserError if there are
+    none."""
+    file = thresholds.read(Path(path).expanduser())
     mine = thresholds.checkpoint_hash(checkpoint, KEY)
-    rules = {name: rule for name, rule in found["rules"].items() if rule["checkpoint"] == mine}
+    rules = {name: rule for name, rule in file["rules"].items() if rule["checkpoint"] == mine}
     rows = []
-    for costs, result in found["results"].items():
+    for costs, result in file["results"].items():
         for name in (name for name in rules if name in result["rules"]):
             choice = result["rules"][name]
             cells = [
-                found["cost"] if costs == "chosen" else costs,
+                file["cost"] if costs == "chosen" else costs,
                 name,
                 rules[name]["setting"],
                 f"{choice['threshold']:.3g}",
@@ -131,14 +131,14 @@ def thresholds_part(checkpoint: Path, path: str | Path) -> str:
             rows.append(f"| {' | '.join(cells)} |")
     if not rows:
         raise UserError(
-            f"thresholds: {path} has none for {checkpoint}. Choose some with it: {found['command']}"
+            f"thresholds: {path} has none for {checkpoint}. Choose some with it: {file['command']}"
         )
-    measured = found["measured_on"]
+    measured = file["measured_on"]
     where = f", measured on {in_words(measured['hardware'])}" if measured else ""
-    folder = found["data"]["folder"]
+    folder = file["data"]["folder"]
     data = printable(Cleaner(folder).text(folder))
     about = (
-        f"Chosen by replay of {data}; costs: {found['cost']}{where}. Speed-ups over plain decoding"
+        f"Chosen by replay of {data}; costs: {file['cost']}{where}. Speed-ups over plain decoding"
         " are modelled, with 95 % intervals over prompts."
     )
     header = "| costs | rule | setting | threshold | speed-up, modelled | does it pay |"

@@ -36,15 +36,15 @@ DEFAULT = ("runs", "data", "checkpoints")
 
 
 class Listed(NamedTuple):
-    """An entry and the section it stands in."""
+    """An entry and its section."""
 
     section: str
     entry: Entry
 
 
 def figure_registry(packages: Sequence[str]) -> list[Listed]:
-    """Return the figures of `packages`, which are installed or in the working directory, in the
-    order of the page. A package that is neither, as `papers` beside a wheel, has none."""
+    """Return the figures of `packages`, installed or in the working directory, in the order of the
+    page. A package that is neither, such as `papers` with a wheel, has none."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return [listed for name in packages if find_spec(name) for listed in _listed(name)]
@@ -78,7 +78,7 @@ def write(
     settings: Any, artifacts: Artifacts, texts: Mapping[Path, Vocabulary], out: Path
 ) -> tuple[list[Section], list[Lack]]:
     """Make and log the report in `out`. settings: of scripts/report.py; texts: of tokens, by the
-    evaluation's folder. Return what there is, by section, and what is lacking altogether."""
+    evaluation's folder. Return the figures by section, and those that are lacking."""
     logger = instantiate(settings.logger)
     logger.start("report", settings.plain())
     try:
@@ -108,8 +108,8 @@ def searched(run: Any) -> list[Path]:
 def build(
     artifacts: Artifacts, packages: Sequence[str], folder: Path
 ) -> tuple[list[Section], list[Lack]]:
-    """Draw the figures of `packages` into `folder`. Return what there is, by section, and what is
-    lacking altogether."""
+    """Draw the figures of `packages` into `folder`. Return the figures by section, and those that
+    are lacking."""
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
     listed = [(*one, one.entry.builders(artifacts)) for one in figure_registry(packages)]
@@ -131,8 +131,8 @@ def build(
 
 
 def built(entry: Entry, builder: Builder) -> Figure:
-    """Return a figure with the whole advice on how to read it. Errors of a shard, say, are under
-    the key of the programs that read nothing else: here they name `run`."""
+    """Return a figure with the whole advice on how to read it. Errors about input files (a shard,
+    say) are changed to name the key `run`."""
     try:
         figure = builder()
     except UserError as error:
@@ -141,8 +141,8 @@ def built(entry: Entry, builder: Builder) -> Figure:
 
 
 def unique(figure: Figure, taken: set[str]) -> Figure:
-    """Return the figure with a name that files can have, and another where there is one of that
-    name: two runs may be called the same."""
+    """Return the figure with a name that is valid for files and not yet taken: two runs may have
+    the same name."""
     name = first = file_name(figure.name)
     number = 1
     while name in taken:
@@ -153,7 +153,7 @@ def unique(figure: Figure, taken: set[str]) -> Figure:
 
 
 def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any]:
-    """Return what report.json says."""
+    """Return the content of report.json."""
     listed = ("name", "title", "source", "kind", "n", "interval", "how_to_read")
     figures = [
         {"section": section.title, **{key: getattr(shown.figure, key) for key in listed}}

@@ -1,5 +1,5 @@
-"""Evaluations as figures read them: one method on one dataset at one temperature, what its config
-says of it, and which evaluations one table may hold."""
+"""Evaluations as figures read them: runs of one method on one dataset at one temperature, their
+settings, and the evaluations that one table may hold."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ from runtime.intervals import Estimate
 
 PARTS = ("engine", "structure", "verifier", "stop")
 CALLS, LENGTH, ROLLBACK = "tokens/target call", "accepted length M", "rollback RB"
-BEST_FIXED = "fixed"  # its length is the best that was tried, which evaluations need not share
+BEST_FIXED = "fixed"  # its length is the best that was tried, and may differ between evaluations
 SIMULATED = "simulated draft, measured times say nothing of speed"
 
 
 @dataclass(frozen=True)
 class Method:
-    """Class names of its parts, "" where it has none; settings: theirs by dotted key, e.g.
-    `stop.threshold`."""
+    """A method by the class names of its parts, "" if it has none; settings: those of the parts by
+    dotted key, e.g. `stop.threshold`."""
 
     engine: str
     structure: str
@@ -47,13 +47,13 @@ class Method:
     settings: Mapping[str, Any]
 
     def without(self, key: str) -> str:
-        """Return all of it but one setting, to tell whether methods differ in that one alone."""
+        """Return the method without one setting, to test whether methods differ only in that."""
         settings = sorted((name, value) for name, value in self.settings.items() if name != key)
         return json.dumps([[getattr(self, part) for part in PARTS], settings], default=str)
 
     @property
     def branches(self) -> bool:
-        """Whether it is SpecBranch's engine."""
+        """Return whether its engine is SpecBranch's."""
         return self.engine == "OverlappedEngine" and not self.settings.get("engine.pre_verify")
 
     @property
@@ -62,7 +62,7 @@ class Method:
 
     @property
     def chain(self) -> bool:
-        """Whether a serial engine drafts a chain and verifies it token by token."""
+        """Return whether a serial engine drafts a chain and verifies it token by token."""
         parts = (self.engine, self.structure, self.verifier)
         return parts == ("SerialEngine", "Chain", "TokenVerifier")
 
@@ -74,7 +74,7 @@ def method(evaluation: Evaluation, name: str) -> Method:
     """Return a method as it was decoded. name: as in its metrics."""
     parts = {part: evaluation.settings(name).get(part, {}) for part in PARTS}
     classes = {part: parts[part].get("_target_", "").rpartition(".")[2] for part in PARTS}
-    # What the engine was given is the method's other parts once more.
+    # The engine's arguments repeat the method's other parts.
     parts["engine"] = {
         key: value for key, value in parts["engine"].items() if key not in (*PARTS, "warp")
     }
@@ -82,7 +82,7 @@ def method(evaluation: Evaluation, name: str) -> Method:
 
 
 def _settings(config: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values; of what is nested its class name, too."""
+    """Yield dotted keys and values; for nested parts their class name, too."""
     for key, value in config.items():
         if isinstance(value, dict):
             if prefix and (target := value.get("_target_", "").rpartition(".")[2]):
@@ -94,8 +94,8 @@ def _settings(config: Json, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Run:
-    """One method of one evaluation on one of its datasets. dataset: as it is shown (`shown_as`), or
-    `ALL` of them together; traces: of every repeat; baseline: plain decoding's; rows, plain: of
+    """One method of one evaluation on one of its datasets. dataset: its name in tables
+    (`shown_as`), or `ALL`; traces: of every repeat; baseline: plain decoding's; rows, plain: of
     both, in the table of measurements."""
 
     name: str
@@ -148,8 +148,8 @@ class Run:
 
 
 def runs(evaluations: Sequence[Evaluation], wanted: Wanted = lambda method: True) -> list[Run]:
-    """Return those of the methods wanted, by temperature, in the order of the evaluations. Where
-    two evaluations have the same method, dataset and temperature, the larger one counts."""
+    """Return the runs of the methods wanted, by temperature, in the order of the evaluations. If
+    two evaluations have the same method, dataset and temperature, the larger one is used."""
     selected: dict[tuple[float, str, str], Run] = {}
     for evaluation in evaluations:
         for dataset in evaluation.datasets:
@@ -190,14 +190,14 @@ def pooled(selected: Sequence[Run]) -> list[Run]:
 
 
 def with_all(selected: Sequence[Run]) -> list[Run]:
-    """Return the runs, and all datasets together where there are several."""
+    """Return the runs, and those of all datasets together if there are several."""
     return [*selected, *(run for run in pooled(selected) if run.dataset == ALL)]
 
 
 def with_method(
     evaluations: Sequence[Evaluation], wanted: Wanted, missing: str
 ) -> list[Evaluation]:
-    """Return those with a method that is wanted. Raises Missing(missing) where there is none."""
+    """Return the evaluations with a wanted method. Raises Missing(missing) if there are none."""
     selected = [
         evaluation
         for evaluation in evaluations
@@ -222,8 +222,8 @@ def sweeps(evaluations: Sequence[Evaluation], wanted: Wanted, key: str) -> list[
 
 
 def ratios_of(selected: Sequence[Run]) -> list[float]:
-    """Return the speed ratios that evaluations were asked to price, else the papers'; counts can be
-    priced at any."""
+    """Return the speed ratios that evaluations were asked to price, or else the papers' (counts can
+    be priced at any)."""
     asked = {
         c for run in selected for c in run.evaluation.config.get("modelled", []) if c not in TABLES
     }
@@ -231,18 +231,18 @@ def ratios_of(selected: Sequence[Run]) -> list[float]:
 
 
 def extent(selected: Sequence[Run]) -> str:
-    """Return how much a figure rests on."""
+    """Return the size of a figure's data in words."""
     rows = pd.concat([run.rows for run in selected])
     return f"{rows.groupby(['dataset', 'prompt']).ngroups} prompts, {rows['rounds'].sum()} rounds"
 
 
-# Which evaluations one table may hold -------------------------------------------------------------
+# Evaluations that one table may hold --------------------------------------------------------------
 
 
 def each_setting(
     build: Callable[[Sequence[Evaluation]], Figure],
 ) -> Callable[[Artifacts], list[Builder]]:
-    """Return `Entry.builders` of a figure that evaluations of one setting make."""
+    """Return `Entry.builders` of a figure of evaluations that share a `setting`."""
 
     def figure(told: str, evaluations: Sequence[Evaluation]) -> Figure:
         made = build(evaluations)
@@ -255,8 +255,8 @@ def each_setting(
 
 
 def setting(evaluation: Evaluation) -> dict[str, str]:
-    """Return what two evaluations have to share for one table to hold both, in words: the pair,
-    what it ran on, and the draft's distribution beside the target's."""
+    """Return in words the facts that two evaluations must share to be in one table: the pair, the
+    machine, and the draft's distribution relative to the target's."""
     run, config = evaluation.results["run"], evaluation.config
     draft = (config.get("draft_warp") or config["warp"])["temperature"]
     return {
@@ -271,8 +271,8 @@ def setting(evaluation: Evaluation) -> dict[str, str]:
 
 
 def by_setting(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Return the evaluations of each setting, with what tells it from the others, and that its
-    draft is simulated; one empty group where there are none."""
+    """Return the evaluations of each setting, with words that distinguish it from the others or say
+    that its draft is simulated; one empty group if there are none."""
     described = [(setting(evaluation), evaluation) for evaluation in evaluations]
     differ = [
         key

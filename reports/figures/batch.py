@@ -1,4 +1,4 @@
-"""What a budget of rows shared by many requests is worth, by the confidences that fill it."""
+"""The gain of a budget of rows shared by many requests, by the confidences that fill it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Whether predicted probabilities mean what they say: reliability before and after calibration, and
-across datasets."""
+"""Calibration of predicted probabilities: reliability before and after calibration, and across
+datasets."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,8 +23,8 @@ STAGES = ("as trained", "calibrated")
 
 
 def diagrams(predictions: Sequence[Predicted]) -> Figure:
-    """Return predictions of one checkpoint against what happened, in bins of equal mass, a panel
-    for every dataset."""
+    """Return predictions of one checkpoint against outcomes, in bins of equal mass, a panel for
+    every dataset."""
     if not predictions:
         raise Missing(NEEDS)
     first = predictions[0]
@@ -85,8 +85,8 @@ def draw_diagrams(records: Sequence[Record], canvas: Canvas) -> None:
 
 
 def drift(predictions: Sequence[Predicted]) -> Figure:
-    """Return calibration error and log loss of checkpoints of one kind on every dataset, after
-    calibration at home."""
+    """Return calibration error and log loss of checkpoints of one kind on every dataset, with the
+    calibration of their training dataset."""
     if not predictions:
         raise Missing(NEEDS)
     records = []

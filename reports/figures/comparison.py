@@ -64,7 +64,8 @@ def _draw_measured(records: Sequence[Record], canvas: Canvas) -> None:
 
 
 def modelled(name: str, title: str, source: str, runs: Sequence[Run]) -> Figure:
-    """Return the same priced by the cost tables of the evaluations, drawn over the speed ratio."""
+    """Return the speeds of every method priced by the cost tables of the evaluations, drawn over
+    the speed ratio."""
     ratios = ratios_of(runs)
     asked = {name for run in runs for name in run.evaluation.config.get("modelled", [])}
     tables = [table for table in TABLES if table in asked]
@@ -92,8 +93,8 @@ def modelled(name: str, title: str, source: str, runs: Sequence[Run]) -> Figure:
 
 
 def _stored(run: Run, table: str) -> Cell:
-    """Return what the evaluation has priced by another table; None where it has priced other
-    requests than the run's."""
+    """Return the evaluation's own price by another table; None if it has priced other requests than
+    the run's."""
     if len(run.traces) != len(run.evaluation.traces[run.name]):
         return None
     summary = run.evaluation.results.get("summary", {ALL: {}})[ALL]

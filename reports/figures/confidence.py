@@ -1,4 +1,4 @@
-"""What the draft's own probabilities say about acceptance, by verdict, dataset and temperature."""
+"""The draft's own probabilities and acceptance, by verdict, dataset and temperature."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ BEHIND = "Tokens behind a rejected one are left out: nothing was decided about t
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number per draft token. column: with its unit; values: the field of `DraftTokens`;
-    how_to_read: what to look for."""
+    """A number for each draft token. column: its name with the unit; values: the field of
+    `DraftTokens`; how_to_read: advice on reading its figure."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Classes decided against classes that came true."""
+"""Predicted classes against true classes."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
-"""What every evaluation says, whatever its methods: how fast each decodes, and what the time goes
-into."""
+"""Figures of any evaluation, whatever its methods: the speed of each, and the time of its
+stages."""
 
 from collections.abc import Sequence
 from functools import partial

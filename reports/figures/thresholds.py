@@ -1,4 +1,4 @@
-"""What tuning found by replay: the rates every rule can reach, and its best threshold."""
+"""Results of tuning by replay: the rates every rule can reach, and its best threshold."""
 
 from collections.abc import Callable, Sequence
 
@@ -110,7 +110,8 @@ def _distributions(tuning: Json) -> str:
 
 
 def _prompts(tuning: Json, harvests: Sequence[Harvest]) -> str:
-    """Return the split it was judged on, with its size where its harvest is among `harvests`."""
+    """Return the split that a tuning was judged on, with its size if its harvest is among
+    `harvests`."""
     folder, split = str(tuning["data"]["folder"]), tuning["judged_on"]
     counts = [harvest.splits[split] for harvest in harvests if str(harvest.folder) == folder]
     prompts = f"{counts[0]} prompts, " if counts else ""

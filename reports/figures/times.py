@@ -1,4 +1,4 @@
-"""What a round takes, by component."""
+"""The time of a round, by component."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
-"""What became of every token of a decode, round by round, and when each model was at work: the
-trace as it is shown."""
+"""A trace as the viewer shows it: the fate of every token, round by round, and the times at which
+each model was running."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +53,8 @@ MODELS: tuple[Lane, ...] = ("draft", "target")
 
 
 class Rule(NamedTuple):
-    """What the values of a stop rule mean. says: the n-th of the n-th draft token; "" where that is
-    unknown; picks_class: the first is the class of the round, and nothing is said of tokens."""
+    """The meaning of a stop rule's values. says: that of the n-th value for the n-th draft token,
+    "" if unknown; picks_class: the first value is the class of the round, and tokens have none."""
 
     says: str = ""
     picks_class: bool = False
@@ -64,8 +64,8 @@ UNKNOWN = Rule()
 
 
 class Drafted(NamedTuple):
-    """parent: row of its parent, 0 for the last committed token; line: where it is shown, a first
-    child on that of its parent; q, p, predicted: None where the trace has none."""
+    """A draft token. parent: row of its parent, 0 for the last committed token; line: on which it
+    is shown, a first child on that of its parent; q, p, predicted: None if the trace has none."""
 
     token: int
     parent: int
@@ -83,8 +83,8 @@ class Committed(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A job of a model, or of the thread between them ("rest"); seconds since the request began.
-    rows: of the forward, None where the trace does not say."""
+    """A job of a model, or of the thread between them ("rest"), in seconds since the request began.
+    rows: of the forward, None if unknown."""
 
     lane: Lane
     job: str
@@ -95,9 +95,9 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
-    """drafted: the round's draft tokens, then those its branches went on with; outcome: the class
-    that decided how far to draft; stage: what an overlapped round began with; unused: the stop
-    rule's values beyond the last draft token."""
+    """A round as it is shown. drafted: the round's draft tokens, then those with which its branches
+    continued; outcome: the class that decided how far to draft; stage: the first stage of an
+    overlapped round; unused: the stop rule's values beyond the last draft token."""
 
     drafted: list[Drafted]
     committed: list[Committed]
@@ -112,7 +112,7 @@ class Round:
         return any(bar.lane == lane for bar in self.bars)
 
     def idle(self, lane: Lane) -> float:
-        """Seconds."""
+        """Return the seconds in which a lane has no job."""
         return (
             self.end
             - self.start
@@ -121,7 +121,7 @@ class Round:
 
 
 def rounds(trace: Trace, rule: Rule = UNKNOWN) -> list[Round]:
-    """Return a trace as it is shown. rule: that of its method (`rule_of`)."""
+    """Return the rounds of a trace as they are shown. rule: that of its method (`rule_of`)."""
     limits, following = _limits(trace), [*trace.rounds, None][1:]
     return [
         _round(round_, after, rule, start, end)
@@ -150,7 +150,8 @@ def summary(shown: Round, number: int, count: int) -> str:
 
 
 def rule_of(settings: Mapping[str, Any]) -> Rule:
-    """Return what the rule's class says. settings: of a method as it was decoded."""
+    """Return the meaning of the values from the rule's class. settings: those a method was decoded
+    with."""
     stop = settings.get("stop") or {}
     try:
         kind: Any = get_class(stop["_target_"])
@@ -163,16 +164,16 @@ def _round(
     round_: RoundTrace, after: RoundTrace | None, rule: Rule, start: float, end: float
 ) -> Round:
     drafted, classes = _drafted(round_, after), round_.overlap is not None or rule.picks_class
-    said = [] if classes else round_.predicted
+    values = [] if classes else round_.predicted
     return Round(
         drafted=[
             node._replace(predicted=value)
-            for node, value in zip(drafted, _padded(said, len(drafted)), strict=True)
+            for node, value in zip(drafted, _padded(values, len(drafted)), strict=True)
         ],
         committed=[Committed(token, _origin(round_, i)) for i, token in enumerate(round_.tokens)],
         outcome=int(round_.predicted[0]) if classes and round_.predicted else None,
         stage=round_.overlap.stage if round_.overlap else None,
-        unused=list(said[len(drafted) :]),
+        unused=list(values[len(drafted) :]),
         bars=_bars(round_, start),
         start=start,
         end=end,
@@ -186,7 +187,7 @@ def _drafted(round_: RoundTrace, after: RoundTrace | None) -> list[Drafted]:
     """Return the draft's tokens, then those of the branches beyond their first."""
     tokens, parents, fates = list(round_.draft_tokens), list(round_.draft_parents), _fates(round_)
     if round_.overlap:
-        stages = after.overlap if after else None  # of the next round, which may go on with these
+        stages = after.overlap if after else None  # the next round may continue with these
         retained = stages.pending if stages and stages.stage == "branch" else 0
         for row, branch in enumerate(round_.overlap.branches, round_.overlap.pending + 1):
             grown = _grown(fates[row - 1], len(branch) - 1, retained)
@@ -250,8 +251,8 @@ def _padded(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def _limits(trace: Trace) -> list[tuple[float, float]]:
-    """Return start and end of each round. Where the models have spans, a round ends where the next
-    one's first span starts; elsewhere the rounds' seconds are laid end to end."""
+    """Return start and end of each round. If the models have spans, a round ends where the next
+    one's first span starts; otherwise the rounds' seconds are laid end to end."""
     if trace.rounds and all(round_.overlap for round_ in trace.rounds):
         starts = [
             min(span.start for span in r.overlap.spans) for r in trace.rounds[1:] if r.overlap

@@ -25,7 +25,7 @@ from reports.viewer.rounds import (
     summary,
 )
 
-PROMPTS, PROMPTS_IN_ALL = 8, 24  # most of an evaluation, and of a page: it stays small
+PROMPTS, PROMPTS_IN_ALL = 8, 24  # most prompts of an evaluation, and of a page, to keep it small
 PROMPT_END = 400  # characters of a prompt that are shown
 PARTS = ("html", "css", "js")
 KINDS = list(MARKS)
@@ -36,14 +36,14 @@ def fragment(evaluations: Sequence[Evaluation], vocabularies: Mapping[Path, Voca
     """Return HTML with its own style, script and data; every id and class begins with "viewer".
     Empty without evaluations.
 
-    vocabularies: by the evaluation's folder; tokens are shown as their ids where there is none.
+    vocabularies: by the evaluation's folder; without one, tokens are shown as their ids.
     """
     evaluations = [one for one in evaluations if one.traces]
     if not evaluations:
         return ""
     limit = max(1, min(PROMPTS, PROMPTS_IN_ALL // len(evaluations)))
-    found = [_run(one, vocabularies.get(one.folder, Vocabulary()), limit) for one in evaluations]
-    data = {"runs": found, "kinds": list(MARKS.items()), "lanes": LANES}
+    shown = [_run(one, vocabularies.get(one.folder, Vocabulary()), limit) for one in evaluations]
+    data = {"runs": shown, "kinds": list(MARKS.items()), "lanes": LANES}
     # No text in the data can end its <script> element or open a comment.
     embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
@@ -84,8 +84,8 @@ def _run(evaluation: Evaluation, vocabulary: Vocabulary, limit: int) -> Json:
 
 
 def _request(request: Sequence[Round]) -> Json:
-    """Return a request for the script. jobs: [lane, name] of what is done in it; laid: whether its
-    stages are laid end to end. Times are microseconds, those of bars since the round began."""
+    """Return a request for the script. jobs: [lane, name] of its jobs; laid: whether its stages are
+    laid end to end. Times are microseconds, those of bars since the round began."""
     jobs = sorted({(LANES.index(bar.lane), bar.job) for one in request for bar in one.bars})
     return {
         "rounds": [
