@@ -9,21 +9,21 @@
 
 Needs the pair (python pairs/build_pair.py) and, for rules and structures that learn, their
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
-(python scripts/tune.py cost=measure). Takes the thresholds of scripts/tune.py where there are some
-for this pair and these warps, unless others are given; other settings are tried on calibration
-prompts (`tried`). Writes results.json, table.md, measurements.parquet, the traces of every method
-and the texts of their tokens (vocabulary.json) to `out`. An interrupted run goes on when started
-again.
+(python scripts/tune.py cost=measure). Uses the thresholds of scripts/tune.py if there are some for
+this pair and these warps, unless others are given; other settings are tried on calibration prompts
+(`tried`). Writes results.json, table.md, measurements.parquet, the traces of every method and the
+texts of their tokens (vocabulary.json) to `out`. An interrupted run continues when started again.
 
-Prints what to use and how sure that is, then one table; verbose=true prints every table, which are
-in table.md anyway. bound=true adds what the draft's acceptance and the costs of forwards allow.
+Prints what to use and how sure that is, then one table; verbose=true prints every table (they are
+all in table.md). bound=true adds the speed-up that the draft's acceptance and the costs of forwards
+allow.
 
-what=expected compares acceptance in the same contexts, with no coin: a context is the beginning of
-a response that a harvest holds. There every method draws a draft, the target is run on it once, and
-the distribution of the verdict gives the expected accepted length exactly. All methods see the same
-contexts and the same random numbers, so that differences need far fewer prompts than counted
-decodes do. A method whose draft reads earlier rounds begins afresh in every context. Only
-engine=serial has such drafts. Writes expected.json and table.md to `out`.
+what=expected compares acceptance in the same contexts, without random verdicts: a context is the
+beginning of a response that a harvest holds. There every method draws a draft, the target is run on
+it once, and the distribution of the verdict gives the expected accepted length exactly. All methods
+use the same contexts and the same random numbers, so that differences need far fewer prompts than
+counted decodes do. A method whose draft reads earlier rounds begins afresh in every context. It
+works with engine=serial only. Writes expected.json and table.md to `out`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ from runtime.settings.groups import (
 )
 from runtime.settings.kinds import Count, Distinct, Names, Output, Path, Positive, Says, Seed, Text
 
-CUSTOM = "custom"  # the method that takes the parts of the command line
+CUSTOM = "custom"  # the method made of the parts on the command line
 CostTables = Annotated[
     list[Literal["measured", "pipeline"] | Positive], Distinct,
     Says("a list of measured, pipeline and speed ratios above 0, such as [measured,5]"),
@@ -125,7 +125,7 @@ class Evaluate(Methods):
 def tried_misfits(
     name: str, settings: Any, methods: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the lists of values that a method is tried with."""
+    """Yield faults in the lists of values to try for a method."""
     if name not in methods or name == CUSTOM:
         others = ", ".join(one for one in methods if one != CUSTOM)
         yield f"tried.{name}", f"a method that the command line does not make: {others}"
@@ -145,7 +145,7 @@ def tried_misfits(
 
 
 def with_value(settings: Any, names: list[str], value: Any) -> Any:
-    """Return a copy in which the setting that `names` lead to is `value`."""
+    """Return a copy of the settings in which the one at the path `names` is `value`."""
     if not names:
         return value
     first, *others = names

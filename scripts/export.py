@@ -60,7 +60,7 @@ class Export(Group):
 
 @program(__file__, Export)
 def main(settings: Export) -> None:
-    """Files in, files of an engine out."""
+    """Export files for a serving engine, or a folder for the hub."""
     from reports.publish import publish
     from serving.export.base import MARKER, Engine, Hub
 
@@ -88,8 +88,8 @@ def main(settings: Export) -> None:
 
 
 def given(settings: Export) -> Given:
-    """Return what the engine can be told. Raises UserError for files that are none, and for another
-    gamma than that of `confidences`."""
+    """Read the inputs of the export. Raises UserError for invalid files, and for another gamma than
+    that of `confidences`."""
     from decoding.cost import read_cost
     from evaluation.replay import thresholds
     from predictors.confidences.maps import read_maps

@@ -59,7 +59,7 @@ class GenData(Harvest):
 
 @program(__file__, GenData, several=True)
 def main(asked: GenData) -> None:
-    """Prompts and a pair in, a dataset folder out."""
+    """Harvest prompts with a pair into a dataset folder."""
     from data_gen.harvest import harvest, settings_of
     from data_gen.prompts import load_prompts
     from data_gen.prompts.render import as_asked
@@ -89,7 +89,7 @@ def main(asked: GenData) -> None:
     if any(prompt.chat for prompt in prompts):
         day, tokenizer = begun_on(out) or date.today().isoformat(), asked.pair.model("target")
         prompts = as_asked(prompts, load_tokenizer(tokenizer), day, source.external)
-    # Before models are loaded: a server may need the memory.
+    # Before loading models, whose memory a server may need.
     given = source.fetch(prompts, settings, out, ask=not asked.estimate)
     prompts = asked_on(prompts, given)
     worker.share_cores()

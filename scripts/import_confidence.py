@@ -33,7 +33,7 @@ class ImportConfidence(Group):
 
 @program(__file__, ImportConfidence)
 def main(settings: ImportConfidence) -> None:
-    """A log in, a folder out."""
+    """Write the confidences of a log to a folder."""
     from predictors.confidences.table import MANIFEST, joined, write_confidences
 
     out = checked_folder("out", settings.out)

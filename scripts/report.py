@@ -37,7 +37,7 @@ class Report(Group):
 
 @program(__file__, Report)
 def main(settings: Report) -> None:
-    """Folders in, a page out."""
+    """Make a page from the artifacts in folders."""
     from evaluation import token_texts
     from reports.artifacts import REPORT, gather
     from reports.report import searched, write

@@ -11,10 +11,11 @@ forwards cost here; with any other `cost` no model runs. Thresholds are chosen o
 judged on another. Writes `out`: evaluate.py takes the thresholds of measured costs by itself, those
 of other costs where `thresholds` names the file.
 
-batch=[1,8,64] asks which fixed length pays with so many requests decoded together, under the costs
-of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model runs, but
-with batch_cost=measure, which times batched forwards. With scheduler=true, also what the scheduler
-of serving engines is worth over one length for all, by calibration and age of its confidences.
+batch=[1,8,64] finds the fixed length that pays for each number of requests decoded together, under
+the costs of `batch_cost`, and writes to `out` a schedule that scripts/export.py reads; no model
+runs, except with batch_cost=measure, which times batched forwards. With scheduler=true, also the
+gain of the scheduler of serving engines over one length for all, by calibration and age of its
+confidences.
 
 check=true chooses nothing: it decodes the prompts of a greedy harvest with some settings of every
 rule and compares the counts with those of the replay, one by one. A difference is excused where two
@@ -27,19 +28,19 @@ pair.dtype=float32, and set it here, too: in bfloat16 too many decisions rest on
     python scripts/tune.py what=checkpoints folder=checkpoints/specdecpp-sweep data=data/rounds
     python scripts/tune.py what=tree nodes=64
 
-what=overlapped counts and prices methods, engines that run both models side by side included, from
-the rollouts of a harvest (gamma=<longer than the drafts>): as they are set, and with the value of
-their setting that is fastest on `data`. With a greedy target the rounds are those of the engine, in
-law where the draft is sampled. Prices are modelled: draft and target have a device each, and a
-target call takes c draft forwards.
+what=overlapped counts and prices methods, including engines that run both models side by side, from
+the rollouts of a harvest (gamma=<longer than the drafts>): with their configured setting, and with
+the value that is fastest on `data`. With a greedy target the rounds are those of the engine (in
+distribution, if the draft is sampled). Prices are modelled: draft and target have a device each,
+and a target call takes c draft forwards.
 
 what=checkpoints makes one table of many checkpoints of one harvest (python train.py -m ...): the
 settings in which they differ, their scores, and the best threshold of each by replay (data=null:
 scores alone).
 
-what=tree finds the static tree that decodes fastest here, by how often the b-th sibling is the
-accepted one along responses of the target and by what forwards of 1 to max_nodes + 1 rows cost.
-What it promises is modelled: drawing and verification are left out. Writes `structure.tree`, which
+what=tree finds the static tree that decodes fastest here, from the measured acceptance of the b-th
+sibling along responses of the target and the costs of forwards of 1 to max_nodes + 1 rows. Its
+speed is modelled: drawing and verification are left out. Writes `structure.tree`, which
 structure=sequoia reads."""
 
 from collections.abc import Mapping
@@ -85,7 +86,7 @@ WHAT = "what is tuned: thresholds, overlapped, checkpoints or tree; each has its
 
 
 class Measuring(Group):
-    """cost=measure"""
+    """Settings of cost=measure."""
 
     file: Annotated[Path, "what is measured is saved here; cost=measured reads it again"]
     gammas: Annotated[Counts, "draft lengths decoded; target calls of other sizes are interpolated"]
@@ -94,7 +95,7 @@ class Measuring(Group):
 
 
 class BatchMeasuring(Group):
-    """batch_cost=measure"""
+    """Settings of batch_cost=measure."""
 
     file: Annotated[Path, "what is measured is saved here; batch_cost=measured reads it again"]
     rows: Annotated[
