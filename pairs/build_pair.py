@@ -1,7 +1,7 @@
 """Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
-draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2). Or one
-whose draft is the target with rounded weights (pair=smollm2_rounded): it agrees with its target as
-drafts of served pairs do, and is as slow, so its times are only ever modelled.
+draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2). Or a pair
+whose draft is the target with rounded weights (pair=smollm2_rounded): its acceptance is that of
+drafts in served pairs, but it is as slow as the target, so its times are only modelled.
 
     python pairs/build_pair.py
     python pairs/build_pair.py pair=smollm2_rounded pair.bits=6

@@ -1,5 +1,5 @@
-"""Self-made chats on disk: safetensors shards that a distillation run reads while more are being
-written."""
+"""Chats written by a target, on disk: safetensors shards that a distillation run reads while more
+are being written."""
 
 import json
 import random
@@ -23,9 +23,9 @@ class Chat:
     """One conversation.
 
     tokens: [n] int32, prompt and response; start: index of the first response token;
-    states: [n - 1, L + 1, H] bfloat16, row i are hidden states of the target after tokens[i]: those
-    of the L layers that were asked for, then the last one (after the final norm), which predicts
-    tokens[i + 1]."""
+    states: [n - 1, L + 1, H] bfloat16, row i holds hidden states of the target after tokens[i]:
+    those of the L layers that were asked for, then the last one (after the final norm), which
+    predicts tokens[i + 1]."""
 
     tokens: Tensor
     start: int
@@ -33,13 +33,13 @@ class Chat:
 
     @property
     def hidden(self) -> Tensor:
-        """[n - start, H]: row i is the last hidden state that predicts tokens[start + i]."""
+        """Return [n - start, H]: row i is the last hidden state that predicts tokens[start + i]."""
         return self.states[self.start - 1 :, -1]
 
 
 def save_chats(path: Path, chats: Sequence[Chat], layers: Sequence[int] = ()) -> None:
     """Write one shard; it appears under its name only when complete. layers: those whose hidden
-    states are kept besides the last one."""
+    states are stored besides the last one."""
     partial = path.with_suffix(".partial")
     tensors = {
         "tokens": torch.cat([chat.tokens for chat in chats]),
@@ -58,7 +58,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def layers_of(path: Path) -> tuple[int, ...]:
-    """The layers that the chats of a shard keep hidden states of, besides the last one."""
+    """Return the layers whose hidden states a shard stores besides the last one."""
     try:
         with safe_open(path, "pt") as file:
             facts = file.metadata() or {}
@@ -84,15 +84,15 @@ def load_chats(path: Path) -> list[Chat]:
 
 
 class ChatPool:
-    """All chats of a folder, in memory; `refresh` picks up shards written since. The first
-    `held_out` never train: shards are read in the order they were written, so that these stay the
-    same, whoever writes more."""
+    """All chats of a folder, in memory; `refresh` reads shards written since. The first `held_out`
+    chats are never trained on: shards are read in the order they were written, so that these stay
+    the same."""
 
     def __init__(self, folder: Path, held_out: int) -> None:
         self.folder, self.held_out = folder, held_out
         self.read: set[Path] = set()
         self.chats: list[Chat] = []
-        self.layers: tuple[int, ...] = ()  # whose states the chats keep besides the last one
+        self.layers: tuple[int, ...] = ()  # layers stored besides the last one
         self.refresh()
 
     def refresh(self) -> None:
@@ -117,13 +117,13 @@ class ChatPool:
         return self.chats[: self.held_out]
 
     def response_tokens(self) -> int:
-        """Response tokens to train on."""
+        """Number of response tokens to train on."""
         return sum(len(chat.hidden) for chat in self.training)
 
 
 def batches(chats: Sequence[Chat], tokens: int, rng: random.Random) -> Iterator[list[Chat]]:
-    """One pass over `chats` in random order, cut into batches of at most `tokens` padded tokens of
-    similar length."""
+    """Yield batches of chats of similar length, of at most `tokens` padded tokens, in one pass over
+    `chats` in random order."""
     order = rng.sample(range(len(chats)), len(chats))
     cut: list[list[Chat]] = []
     for window in range(0, len(order), 512):

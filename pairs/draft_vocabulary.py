@@ -57,7 +57,7 @@ class DraftVocabulary(Group):
 
 @program(__file__, DraftVocabulary)
 def main(settings: DraftVocabulary) -> None:
-    """Responses in, a table and a file out."""
+    """Choose a draft vocabulary from responses; write a table and the file."""
     from data_gen.storage.dataset import Harvest
     from decoding.models.draft_vocabulary import FILE as VOCABULARY
     from decoding.models.draft_vocabulary import with_ends, write_vocabulary
@@ -80,7 +80,7 @@ def main(settings: DraftVocabulary) -> None:
     folder = checked_folder(counted_in, getattr(settings, counted_in))
     out = checked_folder("out", settings.out or str(folder / VOCABULARY), "file")
     refuse_foreign_file(out, "draft_vocabulary")
-    # The draft with all tokens is what the others are held against.
+    # Others are compared with the draft with all tokens.
     settings.pair.draft_vocabulary = None
     harvest = Harvest.open(folder) if settings.chats is None else None
     counted, held = harvested(harvest) if harvest else chats(folder, settings.held_out)

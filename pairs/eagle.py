@@ -1,10 +1,11 @@
-"""Our own EAGLE-style draft in training (`decoding.models.eagle.draft`): several tokens of a draft
-at once.
+"""Training of our EAGLE-style draft (`decoding.models.eagle.draft`) on several tokens of a draft at
+once.
 
-Step 1 computes every row from the target's hidden states; step k the same rows as they are when the
-last k - 1 tokens before were drafted: its input is the output of step k - 1 one row before, and it
-attends to rows of step 1 up to the last verified token and to one row of each step since (the
-training-time test of EAGLE-3, Li et al. 2025). The losses of later steps weigh less."""
+Step 1 computes every row from the target's hidden states. Step k computes the same rows for the
+case that the last k - 1 tokens before them were drafted: its input is the output of step k - 1 one
+row before, and it attends to rows of step 1 up to the last verified token and to one row of each
+step since (the training-time test of EAGLE-3, Li et al. 2025). The losses of later steps weigh
+less."""
 
 import json
 from collections.abc import Sequence
@@ -28,13 +29,13 @@ from runtime.errors import UserError
 from runtime.settings.kinds import Field
 
 LATER = 0.8  # weight of a step's losses, relative to the step before
-# Learning rate of the maps, which begin at zero and see large inputs, relative to the layers'.
+# Learning rate of the maps relative to the layers': they begin at zero and have large inputs.
 MAPS = 0.2
 
 
 @dataclass(frozen=True)
 class Eagle:
-    """`draft=eagle`, trained from `pair.draft` on."""
+    """The kind `draft=eagle`, trained from `pair.draft` on."""
 
     name = "eagle"
     steps: Annotated[
@@ -44,11 +45,11 @@ class Eagle:
     ]
 
     def check(self, target: LlamaForCausalLM) -> None:
-        """Any target will do."""
+        """Accept any target."""
 
     def load(self, pair: Pair, target: LlamaForCausalLM, pool: ChatPool) -> "EagleInTraining":
-        """The draft of the pair, with maps of zeros, or with its own where it is EAGLE-style
-        already. Raises UserError where it does not fit the target."""
+        """Load the draft of the pair, with maps of zeros, or with its own if it is EAGLE-style
+        already. Raises UserError if it does not fit the target."""
         model, hidden = load_llama(pair.model("draft")).float(), target.config.hidden_size
         if model.config.hidden_size != hidden:
             raise UserError(
@@ -70,12 +71,12 @@ class Eagle:
         return EagleInTraining(model, maps, self.steps)
 
     def origin(self, pair: Any) -> tuple[str, Path | None]:
-        """What training starts from: in words, and the folder that says how that was made."""
+        """Return the start of the training in words, and the folder with its provenance."""
         return str(pair.draft), Path(pair.draft).expanduser()
 
 
 class Maps(nn.Module):
-    """`FeatureMaps` in training; they begin as zeros, as an ordinary draft has them."""
+    """`FeatureMaps` in training; they begin as zeros, equal to an ordinary draft."""
 
     def __init__(self, layers: Sequence[int], hidden: int, target_hidden: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class Maps(nn.Module):
             nn.init.zeros_(linear.weight)
 
     def of_target(self, states: Tensor) -> Tensor:
-        """[..., H] from the target's states [..., L + 1, H_target]."""
+        """Return [..., H] from the target's states [..., L + 1, H_target]."""
         added: Tensor = self.from_states(F.rms_norm(states, states.shape[-1:], eps=EPS).flatten(-2))
         return added
 
@@ -97,8 +98,8 @@ class Maps(nn.Module):
 
 
 class EagleInTraining:
-    """A `DraftInTraining`: a model and the maps of the target's states, unrolled for so many
-    `steps`."""
+    """A `DraftInTraining`: a model and the maps of the target's states, unrolled for `steps`
+    steps."""
 
     def __init__(self, model: LlamaForCausalLM, maps: Maps, steps: int) -> None:
         self.model, self.maps, self.steps = model, maps, steps
@@ -114,23 +115,23 @@ class EagleInTraining:
     def states(
         self, chats: list[Chat], dtype: torch.dtype = torch.float32
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return what `DraftInTraining` does; the rows of step k are those where k - 1 tokens were
-        drafted before."""
+        """Return states as `DraftInTraining` does; the rows of step k are those after k - 1 drafted
+        tokens."""
         device = self.model.device
         ids, states = padded(chats, device)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             outputs = unrolled(self.model, self.maps, ids, states.to(self.model.dtype), self.steps)
-        found = []
+        pairs = []
         for step, output in enumerate(outputs):
             rows = [slice(max(chat.start - 1, step), len(chat.tokens) - 1) for chat in chats]
             own = [output[row, kept] for row, kept in enumerate(rows)]
             target = [states[row, kept, -1] for row, kept in enumerate(rows)]
-            found.append((torch.cat(own).float(), torch.cat(target).float()))
-        return found
+            pairs.append((torch.cat(own).float(), torch.cat(target).float()))
+        return pairs
 
     def write(self, folder: Path, vocabulary: Path | None) -> None:
-        """See `DraftInTraining`; the maps, by which a draft is known to be EAGLE-style, in bfloat16
-        as well."""
+        """See `DraftInTraining`. Also writes the maps, which mark a draft as EAGLE-style, in
+        bfloat16."""
         write_model(self.model, folder, vocabulary)
         maps = self.maps.finished(torch.bfloat16)
         tensors = {"from_states": maps.from_states, "from_own": maps.from_own}
@@ -139,8 +140,8 @@ class EagleInTraining:
 
 
 def padded(chats: list[Chat], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, n] and the target's states [B, n, L + 1, H] there; of each chat all but its
-    last token."""
+    """Return tokens [B, n] and the target's states there, [B, n, L + 1, H], for all but the last
+    token of each chat."""
     width = max(len(chat.states) for chat in chats)
     ids = torch.zeros(len(chats), width, dtype=torch.long)
     states = torch.zeros(len(chats), width, *chats[0].states.shape[1:], dtype=torch.bfloat16)
@@ -154,7 +155,7 @@ def unrolled(
     draft: LlamaForCausalLM, maps: Maps, ids: Tensor, states: Tensor, steps: int
 ) -> list[Tensor]:
     """Return last hidden states [B, n, H] of step 1, 2, ..., `steps` for each token of ids [B, n].
-    states: [B, n, L + 1, H], the target's at the same tokens, of which each row reads those one row
+    states: [B, n, L + 1, H], the target's at the same tokens; each row reads those of the row
     before."""
     layers: Any = draft.model.layers
     embedding = draft.model.embed_tokens(ids)
@@ -182,14 +183,14 @@ def unrolled(
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x with the rotary embedding (Llama layout: halves). x: [..., n, d]."""
+    """Apply the rotary embedding (half-split layout of Llama) to x [..., n, d]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.to(x) + torch.cat((-second, first), dim=-1) * sin.to(x)
 
 
 def attend(query: Tensor, known: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return [B, heads, n, d]. known: keys and values [B, kv_heads, n, d] of every step so far, the
-    query's own last.
+    """Return the attention output [B, heads, n, d]. known: keys and values [B, kv_heads, n, d] of
+    every step so far, the query's own last.
 
     Row i of step k sees rows up to i - k + 1 of step 1 and row i - k + s of each step s from 2 to
     k."""

@@ -1,7 +1,7 @@
-"""Build the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an EAGLE-style
-draft of two layers (pair=smollm2_eagle, the default) and an ordinary one (pair=smollm2); or the
-target and a draft with its rounded weights (pair=smollm2_rounded). And the other way: from the
-folder of a draft to the small files that it is built from."""
+"""Building the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an
+EAGLE-style draft of two layers (pair=smollm2_eagle, the default) and an ordinary one
+(pair=smollm2); or the target and a draft with its rounded weights (pair=smollm2_rounded). And the
+reverse: from the folder of a draft to the small files that it is built from."""
 
 import shutil
 import subprocess
@@ -95,8 +95,8 @@ def build_all(cfg: Any) -> None:
 
 
 def folders(pair: Any) -> tuple[Path, Path, Path]:
-    """Return those of the target, the ordinary draft and the EAGLE-style one, whichever of the two
-    `pair` has as its draft."""
+    """Return the folders of the target, the ordinary draft and the EAGLE-style one, whichever of
+    the two is the draft of `pair`."""
     target, draft = (Path(pair[side]).expanduser() for side in ("target", "draft"))
     if pair.name == ORDINARY_PAIR:
         return target, draft, draft.with_name(EAGLE)
@@ -104,7 +104,7 @@ def folders(pair: Any) -> tuple[Path, Path, Path]:
 
 
 def source(cfg: Any, key: str, otherwise: str) -> Path:
-    """Return the shipped file that `key` names. Raises UserError where it is missing."""
+    """Return the shipped file that `key` names. Raises UserError if it is missing."""
     path = Path(cfg[key]).expanduser()
     if not path.is_file():
         raise UserError(f"{key}: {path} not found. Run from the repository root, or {otherwise}")
@@ -112,8 +112,8 @@ def source(cfg: Any, key: str, otherwise: str) -> Path:
 
 
 def build(side: str, folder: Path, sources: dict[str, str], write: Callable[[Path], None]) -> None:
-    """Make `folder` complete: keep it when its record matches, else have `write` fill a new one and
-    swap it in."""
+    """Make `folder` complete: keep it if its record matches, else let `write` fill a new folder
+    that replaces it."""
     fault = find_fault(side, folder, sources)
     if fault is None:
         print(f"{side}: complete, {folder}")
@@ -204,8 +204,8 @@ def write_target(gguf: Path, folder: Path) -> None:
     )
     plain_model(loaded).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # SmolLM splits off every digit first; transformers takes the plain GPT-2 rule, which differs in
-    # "    1".
+    # SmolLM splits off every digit first; transformers applies the plain GPT-2 rule, which differs
+    # for "    1".
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(False)]
     )
@@ -228,8 +228,8 @@ def write_draft(
     target: Path, layers: Path, vocabulary: Path | None, folder: Path, key: str
 ) -> None:
     """Join the shipped `layers` with the embeddings and head of `target`, and put the `vocabulary`
-    beside them; of an EAGLE-style draft the maps among its layers, and its provenance, too. key:
-    "draft_layers" or "eagle_layers", which errors name."""
+    beside them; for an EAGLE-style draft also the maps, which are among its layers, and its
+    provenance. key: "draft_layers" or "eagle_layers", which errors name."""
     model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     try:
         shipped = load_file(layers)
@@ -276,8 +276,8 @@ def write_rounded_draft(target: Path, bits: int, group: int, folder: Path) -> No
 
 
 def rounded(weights: torch.Tensor, bits: int, group: int) -> torch.Tensor:
-    """`weights` [out, in] with every `group` neighbours of a row (the last ones may be fewer) on
-    2**bits evenly spaced values, from the lowest of them to the highest."""
+    """Round `weights` [out, in]: every `group` neighbours of a row (the last group may be smaller)
+    to 2**bits evenly spaced values between the lowest and the highest of them."""
     parts = []
     for part in weights.float().split(group, dim=1):
         lowest, highest = part.aminmax(dim=1, keepdim=True)
@@ -290,10 +290,10 @@ def rounded(weights: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 
 
 def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
-    """Write the layers of the finished draft in `folder`, and how they were made, to `into`. notes:
-    join those of its training.
+    """Write the layers of the finished draft in `folder`, and their provenance, to `into`. notes:
+    added to those of its training.
 
-    Raises UserError where `folder` holds no draft or is damaged.
+    Raises UserError if `folder` holds no draft or is damaged.
     """
     train = "Train one: python pairs/distill_draft.py"
     refuse_foreign(into, LAYERS, EAGLE_LAYERS, VOCABULARY, key="ship")
@@ -322,8 +322,8 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """Return what the folder of a draft says of how it was made; empty where it says nothing.
-    Raises UserError where that cannot be read."""
+    """Return the provenance recorded in the folder of a draft; empty if there is none. Raises
+    UserError if it cannot be read."""
     path = next((folder / name for name in RECORDS if (folder / name).is_file()), None)
     if path is None:
         return {}
@@ -331,7 +331,7 @@ def record_of(folder: Path) -> dict[str, Any]:
 
 
 def earlier_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the runs that made the draft in `folder`, in order, as its record has them."""
+    """Return the runs that made the draft in `folder`, in order, from its record."""
     record = record_of(folder)
     earlier = record.pop("earlier_runs", [])
     return [*earlier, record] if record else []

@@ -1,5 +1,5 @@
-"""An ordinary draft: a few transformer layers of its own between the target's embeddings and its
-output layer (`decoding.models.draft_model`)."""
+"""Training of an ordinary draft: a few transformer layers of its own between the target's
+embeddings and its output layer (`decoding.models.draft_model`)."""
 
 import shutil
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from runtime.settings.kinds import Distinct, Field, Says, Size, Text
 
 @dataclass(frozen=True)
 class Ordinary:
-    """`draft=ordinary`."""
+    """The kind `draft=ordinary`."""
 
     name = "ordinary"
     layers: Annotated[
@@ -45,7 +45,7 @@ class Ordinary:
     ] = None
 
     def check(self, target: LlamaForCausalLM) -> None:
-        """Raises UserError where the target has not the layers that are asked for."""
+        """Raise UserError if the target does not have the layers that are asked for."""
         depth = target.config.num_hidden_layers
         if not self.layers or not all(layer in range(depth) for layer in self.layers):
             raise UserError(
@@ -54,7 +54,7 @@ class Ordinary:
             )
 
     def load(self, pair: Pair, target: LlamaForCausalLM, pool: ChatPool) -> "OrdinaryInTraining":
-        """The draft that training starts with."""
+        """Return the draft that training starts with."""
         if self.start is None:
             layers = copied_layers(target, self.layers)
         else:
@@ -62,7 +62,7 @@ class Ordinary:
         return OrdinaryInTraining(draft_from_layers(target, layers).float())
 
     def origin(self, pair: Any) -> tuple[str, Path | None]:
-        """What training starts from: in words, and the folder that says how that was made."""
+        """Return the start of the training in words, and the folder with its provenance."""
         if self.start is None:
             return f"target layers {[*self.layers]}", None
         path = Path(self.start).expanduser()
@@ -70,8 +70,8 @@ class Ordinary:
 
 
 class OrdinaryInTraining:
-    """A `DraftInTraining` of one step: an ordinary draft reads its own text only, so that every
-    position is like the first of a draft."""
+    """A `DraftInTraining` of one step: an ordinary draft reads tokens only, so that every position
+    is like the first of a draft."""
 
     weights, factors = (1.0,), dict[str, float]()
 
@@ -86,7 +86,8 @@ class OrdinaryInTraining:
     def states(
         self, chats: list[Chat], dtype: torch.dtype = torch.float32
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return what `DraftInTraining` does, at every position that predicts a response token."""
+        """Return states as `DraftInTraining` does, at every position that predicts a response
+        token."""
         width = max(len(chat.tokens) for chat in chats)
         ids = torch.zeros(len(chats), width, dtype=torch.long)
         for row, chat in enumerate(chats):
@@ -104,15 +105,15 @@ class OrdinaryInTraining:
 
 
 def write_model(model: LlamaForCausalLM, folder: Path, vocabulary: Path | None) -> None:
-    """A model in bfloat16, and a copy of the tokens it proposes, if they are not all."""
+    """Write a model in bfloat16, and a copy of its vocabulary file, if it has one."""
     model.bfloat16().save_pretrained(folder)
     if vocabulary is not None:
         shutil.copyfile(vocabulary, to_write_beside(folder, VOCABULARY))
 
 
 def read_layers(path: Path) -> dict[str, Tensor]:
-    """The layers in the folder of a draft, or in a file of layers. Raises UserError where there are
-    none, or where they are damaged."""
+    """Read the layers in the folder of a draft, or in a file of layers. Raises UserError if there
+    are none, or if they are damaged."""
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise UserError(

@@ -29,10 +29,10 @@ from runtime.files import checked_folder, replaced_folder, write_json
 from runtime.job import command_line
 from runtime.json_files import OpenForm, read_json, write_checksummed
 
-MARKER = "training.json"  # what the folder of a trained draft is known by
+MARKER = "training.json"  # marks the folder of a trained draft
 SETTINGS = "settings.json"  # of a run that is not finished
 LOGGED = 20  # steps between two records of the logger
-TURNS = 20  # of training, where chats are written in between
+TURNS = 20  # of training, between which chats are written
 WRITTEN_BY = 1.5  # all chats are written when 1 / 1.5 of the training is done
 
 
@@ -43,12 +43,12 @@ class Note(OpenForm):
 
 
 def load_target(cfg: DictConfig, kind: Any) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """Return the pair's target and its tokenizer. Raises UserError where it has not the layers that
-    are asked for, or is to write chats and cannot."""
+    """Return the pair's target and its tokenizer. Raises UserError if it does not have the layers
+    that are asked for, or cannot write chats although it has to."""
     settings, writes = Pair.of(cfg.pair).model("target"), cfg.stage in ("all", "generate")
     tokenizer = load_tokenizer(settings)
     if writes:
-        chat_headers(tokenizer)  # before the weights are loaded
+        chat_headers(tokenizer)  # raises before the weights are loaded
     model = load_llama(settings)
     kind.check(model)
     depth = model.config.num_hidden_layers
@@ -71,10 +71,10 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
             f"chats.folder: {folder} holds no chats to train on. Write some: python"
             f" pairs/distill_draft.py draft={kind.name} stage=generate"
         )
-    size, found = target.config.hidden_size, pool.chats[0].states.shape[-1]
-    if size != found:
+    size, stored = target.config.hidden_size, pool.chats[0].states.shape[-1]
+    if size != stored:
         raise UserError(
-            f"chats.folder: expected hidden states of size {size}, as of pair.target, got {found}"
+            f"chats.folder: expected hidden states of size {size}, as of pair.target, got {stored}"
             f" in {folder}. Write chats with this target"
         )
     file = vocabulary_file(cfg)
@@ -88,7 +88,7 @@ def start(cfg: DictConfig, kind: Any, target: LlamaForCausalLM, out: Path) -> Dr
 
 
 def vocabulary_file(cfg: DictConfig) -> Path | None:
-    """Return the file of the tokens the draft is trained to say; None: all."""
+    """Return the file of the tokens that the draft is trained to propose; None: all."""
     if cfg.vocabulary == "auto":
         return own_vocabulary(cfg.pair.draft)
     if cfg.vocabulary is None:
@@ -97,9 +97,10 @@ def vocabulary_file(cfg: DictConfig) -> Path | None:
 
 
 def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
-    """Go on from the state of an interrupted run, if there is one, and note what run this is.
+    """Continue from the state of an interrupted run, if there is one, and record the settings of
+    this run.
 
-    Raises UserError where the state is another run's."""
+    Raises UserError if the state is another run's."""
     origin = {"target": cfg.pair.target, "draft": kind.origin(cfg.pair)[0]}
     now = {**settings_of(cfg), "pair": origin, "seed": cfg.seed}
     note = run.folder / SETTINGS
@@ -120,7 +121,7 @@ def resume(cfg: DictConfig, kind: Any, run: DraftTraining) -> None:
 
 
 def settings_of(cfg: DictConfig) -> dict[str, Any]:
-    """Return the settings that decide what is trained."""
+    """Return the settings that decide the result of the training."""
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     chats = {key: settings["chats"][key] for key in ("folder", "held_out")}
     kept = {key: settings[key] for key in ("draft", "vocabulary", "training")}
@@ -130,8 +131,8 @@ def settings_of(cfg: DictConfig) -> dict[str, Any]:
 def finish(
     cfg: DictConfig, kind: Any, run: DraftTraining, writer: ChatWriter | None, out: Path
 ) -> None:
-    """Train as far as ``stage`` says, score the draft on the held-out chats, and write it to `out`:
-    all files or none."""
+    """Train as ``stage`` says, score the draft on the held-out chats, and write it to `out`: all
+    files or none."""
     logger: Any = instantiate(cfg.logger)
     logger.start("distill_draft", OmegaConf.to_container(cfg, resolve=True))
     try:
@@ -157,8 +158,8 @@ def finish(
 
 
 def alternate(run: DraftTraining, writer: ChatWriter, train: Callable[[int], None]) -> None:
-    """Train on what there is, write more chats, and so on: both budgets are used up in step. train:
-    until so many response tokens were seen."""
+    """Alternate between training on the existing chats and writing more, so that both budgets are
+    used up in step. train: trains until a number of response tokens was seen."""
     total, wanted, there = run.config.tokens, writer.settings.tokens, written_tokens(writer.folder)
     while run.progress["tokens"] < total:
         train(min(total, run.progress["tokens"] + total // TURNS + 1))
@@ -173,8 +174,8 @@ def train(run: DraftTraining, tokens: int, save_seconds: float, logger: Any) -> 
     done = run.progress["tokens"]
     with tqdm(total=tokens, initial=done, unit="tok", desc="train", smoothing=0.1) as bar:
         for record in run.run(tokens, save_seconds):
-            found = record["acceptance"]
-            smooth = found if smooth is None else 0.95 * smooth + 0.05 * found
+            acceptance = record["acceptance"]
+            smooth = acceptance if smooth is None else 0.95 * smooth + 0.05 * acceptance
             bar.set_postfix(acceptance=f"{smooth:.3f}", lr=f"{record['lr']:.1e}", refresh=False)
             bar.update(record["tokens"] - bar.n)
             if record["step"] % LOGGED == 0:
@@ -185,19 +186,19 @@ def train(run: DraftTraining, tokens: int, save_seconds: float, logger: Any) -> 
 def scores(run: DraftTraining) -> dict[str, float]:
     """Return, on the held-out chats, by the number of tokens drafted before: acceptance sum(min(p,
     q)), greedy agreement, and KL(p || q) in nats."""
-    found = {}
+    scores_by_name = {}
     for step, overlap in enumerate(run.held_out_scores()):
-        found[f"acceptance after {step} drafted"] = overlap.acceptance
-        found[f"agreement after {step} drafted"] = overlap.agreement
-        found[f"kl after {step} drafted"] = overlap.kl
-    return found
+        scores_by_name[f"acceptance after {step} drafted"] = overlap.acceptance
+        scores_by_name[f"agreement after {step} drafted"] = overlap.agreement
+        scores_by_name[f"kl after {step} drafted"] = overlap.kl
+    return scores_by_name
 
 
 def provenance(
     cfg: DictConfig, kind: Any, run: DraftTraining, measured: dict[str, float]
 ) -> dict[str, Any]:
-    """Return how the draft was made: command, settings, data and time spent, versions, scores, and
-    the runs that made what it started from."""
+    """Return the provenance of the draft: command, settings, data and time spent, versions, scores,
+    and the runs that made its start."""
     origin, made_in = kind.origin(cfg.pair)
     return {
         "command": command_line(),

@@ -1,10 +1,10 @@
-"""Endless chats a target model holds with itself: training text for a distilled draft.
+"""Endless chats of a target model with itself: training text for a distilled draft.
 
 Every slot of one batch starts from the chat template's user header, samples a user turn, is fed the
-assistant header, and samples `responses` answers to it (the cache is wound back to the end of the
-prompt in between). A finished slot starts afresh at once, so each forward advances all slots by one
-token and no row is ever padding. Along with the tokens come the target's last hidden states (after
-the final norm), from which the head gives p: training needs no further target forward."""
+assistant header, and samples `responses` answers to it (the cache is rolled back to the end of the
+prompt in between). A finished slot starts again at once, so each forward advances all slots by one
+token and no row is ever padding. The target's last hidden states (after the final norm) are stored
+with the tokens: the head gives p from them, so training needs no further target forward."""
 
 import os
 import random
@@ -66,7 +66,7 @@ class SlotCache(Cache):
 
 @dataclass
 class Slot:
-    """State of one batch row: what has been written, what must be fed next, and the turn being
+    """State of one batch row: the tokens written, those to be fed next, and the turn being
     sampled."""
 
     tokens: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Slot:
 
 def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Return token ids before the user's text, and those between its end-of-turn token and the
-    assistant's text. Raises UserError where the chat template gives no such ids."""
+    assistant's text. Raises UserError if the chat template gives no such ids."""
     mark = "\u0001"
     if not tokenizer.chat_template:
         raise UserError(
@@ -94,9 +94,9 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
         raise UserError(
             f"pair.target: its chat template does not work ({reason}). Use another target"
         ) from error
-    before, found, after = text.partition(mark)
+    before, shown, after = text.partition(mark)
     end = tokenizer.eos_token
-    if not (found and end and after.startswith(end)) or mark in after:
+    if not (shown and end and after.startswith(end)) or mark in after:
         raise UserError(
             f"pair.target: its chat template does not close a user turn with {end!r}. Use another"
             " target"
@@ -109,12 +109,12 @@ def chat_headers(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[in
 
 
 class SelfChat:
-    """Iterator over `Chat`s; any end of the target ends a turn that is sampled, the tokenizer's eos
-    is written after a user's.
+    """An iterator over `Chat`s. Any end token of the target ends a sampled turn; the tokenizer's
+    eos is written after a user's turn.
 
     config: ``chats`` of conf/distill_draft.yaml. A user turn is the next of `prompts` (token ids)
-    for as long as they last, then the target's own completion of one of `openings` (token ids,
-    drawn uniformly)."""
+    while there are any, then the target's completion of one of `openings` (token ids, drawn
+    uniformly)."""
 
     def __init__(
         self,
@@ -185,14 +185,14 @@ class SelfChat:
         return torch.stack([*kept, hidden], 1).to(torch.bfloat16).cpu(), drawn.tolist()
 
     def _temperatures(self) -> Tensor:
-        """Return [B], those of the turn each slot is in; user turns have start 0."""
+        """Return the temperature of each slot's current turn, [B]; user turns have start 0."""
         cycle, prompt = self.config.temperatures, self.config.prompt_temperature
         values = [cycle[slot.answers % len(cycle)] if slot.start else prompt for slot in self.slots]
         return torch.tensor(values, device=self.model.device)
 
     def _advance(self, row: int, slot: Slot, drawn: int) -> Chat | None:
-        """Queue the slot's next token; return a finished chat, if this step finished one: then the
-        slot is wound back to the prompt for another answer, or starts a new conversation."""
+        """Queue the slot's next token. If this step finished a chat, return it; the slot is then
+        rolled back to the prompt for another answer, or starts a new conversation."""
         if slot.forced:
             return None
         slot.forced, ended = [drawn], drawn in self.ends
@@ -219,9 +219,9 @@ class SelfChat:
 
 
 class ChatWriter:
-    """The endless chats of this process, written to `folder`. One stream for the whole run: a new
-    one would drop the chats that are not finished, long ones above all, and begin again with the
-    first of ``chats.prompts``."""
+    """Writes the endless chats of this process to `folder`. It keeps one stream for the whole run:
+    a new one would drop unfinished chats, long ones above all, and begin again with the first of
+    ``chats.prompts``."""
 
     def __init__(
         self, settings: Any, seed: int, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
@@ -230,7 +230,7 @@ class ChatWriter:
         folder = Path(settings.folder)
         refuse_foreign(folder, "chats-*", key="chats.folder")
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"chats-{seed:03d}-*.partial"):  # of a process that was killed
+        for left in folder.glob(f"chats-{seed:03d}-*.partial"):  # left by a killed process
             pid = left.stem.rpartition("-")[2]
             if pid.isdecimal() and not alive(int(pid)):
                 left.unlink(missing_ok=True)
@@ -241,8 +241,8 @@ class ChatWriter:
         self.stream = iter(SelfChat(target, tokenizer, settings, again, prompts, openings or [[]]))
 
     def write(self, tokens: int) -> None:
-        """Write shards until the folder holds `tokens` response tokens (of every process that
-        writes there). Raises UserError where its chats keep other hidden states."""
+        """Write shards until the folder holds `tokens` response tokens (of all processes that write
+        there). Raises UserError if its chats store other hidden states."""
         layers = tuple(self.settings.feature_layers)
         for path in shards(self.folder):
             if (known := layers_of(path)) != layers:
@@ -276,15 +276,15 @@ def written_tokens(folder: Path) -> int:
 
 
 def first_round(settings: Any) -> int:
-    """Return the response tokens needed before training can begin: the held-out chats and one shard
-    more."""
+    """Return the number of response tokens needed before training can begin: the held-out chats and
+    one shard more."""
     least = 2 * settings.shard_tokens + settings.held_out * settings.response_tokens
     return int(min(settings.tokens, least))
 
 
 def read_texts(settings: Any, key: str, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return the token ids of the ``prompt`` field of each row of the JSONL file ``chats.<key>``;
-    none where it is null."""
+    [] if it is null."""
     file, name = getattr(settings, key), f"chats.{key}"
     if file is None:
         return []

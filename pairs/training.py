@@ -1,13 +1,13 @@
 """Training a draft on its target's own chats: one loop for every kind of draft.
 
-The kinds (`pairs.ordinary`, `pairs.eagle`) differ in their model and in where their losses are
-taken (`DraftInTraining`). Losses, optimiser, batches, learning rate, saving and going on are here.
+The kinds (`pairs.ordinary`, `pairs.eagle`) differ in their model and in the positions of their
+losses (`DraftInTraining`). Losses, optimiser, batches, learning rate, saving and resuming are here.
 
 Per response position the loss is KL(p || q), mixed with a share of the total variation
 TV(p, q) = 1 - sum min(p, q), which is the rejection rate itself, plus a smooth-L1 regression of the
 draft's last hidden state on the target's. The output layer costs more than a small draft, so the
-first part is taken on a random share of the positions and its gradient is written out instead of
-being traced."""
+first part uses a random share of the positions, and its gradient is computed by a formula instead
+of autograd."""
 
 import json
 import math
@@ -51,11 +51,11 @@ class Overlap:
 def head_gradient(
     own: Tensor, target: Tensor, head: Tensor, total_variation: float
 ) -> tuple[Tensor, float]:
-    """Return the gradient of the mean loss by `own`, and the mean acceptance. own, target: [n, H]
-    hidden states; head: [V, H], whose dtype is that of the products.
+    """Return the gradient of the mean loss with respect to `own`, and the mean acceptance. own,
+    target: [n, H] hidden states; head: [V, H], whose dtype is that of the products.
 
-    By the draft's logits, KL(p || q) has gradient q - p, and TV(p, q) has q (Q - 1[q < p]) with Q =
-    sum_{q < p} q."""
+    With respect to the draft's logits, KL(p || q) has gradient q - p, and TV(p, q) has q (Q - 1[q <
+    p]) with Q = sum_{q < p} q."""
     gradients, accepted = [], 0.0
     for own_rows, target_rows in zip(own.split(ROWS), target.split(ROWS), strict=True):
         p, q = ((rows.to(head) @ head.T).float().softmax(-1) for rows in (target_rows, own_rows))
@@ -100,8 +100,8 @@ def measure_overlap(
 
 @torch.no_grad()
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return nearly the orthogonal factor of `matrix` [m, n]: five quintic Newton-Schulz steps
-    (Muon, Jordan et al. 2024).
+    """Return an approximation of the orthogonal factor of `matrix` [m, n], by five quintic
+    Newton-Schulz steps (Muon, Jordan et al. 2024).
 
     In the matrix's own dtype (torch.optim.Muon: always bfloat16, slow on a CPU without it)."""
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
@@ -113,8 +113,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 class Muon:
-    """Momentum, orthogonalised, for weight matrices; AdamW for the norms' vectors. Its whole state
-    is `state`."""
+    """An optimiser: orthogonalised momentum for weight matrices, AdamW for the norms' vectors. Its
+    whole state is `state`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Muon:
         dtype: torch.dtype,
         factors: Mapping[str, float],
     ) -> None:
-        """factors: of the learning rate, for parameters that have one of their own."""
+        """factors: of the learning rate, for parameters that have a different one."""
         self.parameters, self.momentum, self.dtype = parameters, momentum, dtype
         self.factors = factors
         self.state = {f"{name}.momentum": torch.zeros_like(p) for name, p in parameters.items()}
@@ -141,7 +141,7 @@ class Muon:
             if parameter.ndim == 2:
                 momentum.mul_(self.momentum).add_(gradient)
                 step = orthogonalised((gradient + self.momentum * momentum).to(self.dtype))
-                # so that its root mean square is as Adam's
+                # gives the update the root mean square of Adam's
                 rate = 0.2 * lr * self.factors.get(name, 1.0) * math.sqrt(max(parameter.shape))
                 parameter.sub_(step.to(parameter), alpha=rate)
             else:
@@ -182,7 +182,7 @@ class TrainingConfig:
 
 
 class DraftInTraining(Protocol):
-    """A draft while it is trained: all that one kind of draft has and another has not."""
+    """A draft while it is trained: the interface of the kinds of drafts."""
 
     model: PreTrainedModel
     weights: Sequence[float]
@@ -191,19 +191,19 @@ class DraftInTraining(Protocol):
     """Of the learning rate, for parameters that have one of their own."""
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return everything that changes, by name."""
+        """Return the trained parameters by name."""
         ...
 
     def states(self, chats: list[Chat], dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Return of each step the last hidden states of draft and target, [n, H] each float32, at
-        the same n positions, which are among those that predict a response token.
+        """Return for each step the last hidden states of draft and target, [n, H] each float32, at
+        the same n positions, all of which predict a response token.
 
         dtype: of the matrix products."""
         ...
 
     def write(self, folder: Path, vocabulary: Path | None) -> None:
         """Write the finished draft to its folder, in bfloat16. vocabulary: file of the tokens it
-        was trained to say; None: all."""
+        was trained to propose; None: all."""
         ...
 
 
@@ -219,7 +219,7 @@ class DraftTraining:
         seed: int,
         vocabulary: Tensor | None = None,
     ) -> None:
-        """vocabulary: [k] the tokens whose probabilities the distribution loss is about; None:
+        """vocabulary: [k] tokens to which the distributions in the loss are restricted; None:
         all."""
         self.draft, self.pool, self.config, self.folder = draft, pool, config, folder
         self.dtype, self.seed = getattr(torch, config.dtype), seed
@@ -241,7 +241,7 @@ class DraftTraining:
 
     def run(self, tokens: int, save_seconds: float) -> Iterator[dict[str, Any]]:
         """Train until `tokens` response tokens were seen; yield a record per step. Saves every
-        `save_seconds` and when it ends, also by an interruption."""
+        `save_seconds` and at the end, also on an interrupt."""
         saved = time.monotonic()
         try:
             for batch in self._stream(tokens):
@@ -260,7 +260,7 @@ class DraftTraining:
                 self.pool.refresh()
                 begun = {"step": self.progress["step"], "chats": len(self.pool.training)}
                 self.progress["begun"] = begun
-            # Named after the first step of the pass, which a run that goes on goes on with.
+            # Seeded by the first step of the pass, so that a resumed run has the same order.
             rng = random.Random(f"{self.seed}/{begun['step']}")
             chats = self.pool.training[: begun["chats"]]
             order = list(batches(chats, self.config.batch_tokens, rng))
@@ -302,7 +302,7 @@ class DraftTraining:
 
     @torch.no_grad()
     def held_out_scores(self) -> list[Overlap]:
-        """Return those of step 1, 2, ... of a draft, on the held-out chats, over the whole
+        """Return the overlaps of step 1, 2, ... of a draft on the held-out chats, over the whole
         vocabulary."""
 
         def states(step: int, chats: list[Chat]) -> tuple[Tensor, Tensor]:
@@ -314,7 +314,7 @@ class DraftTraining:
         ]
 
     def save(self) -> None:
-        """Write weights, optimiser state and progress; the file is replaced whole."""
+        """Write weights, optimiser state and progress, atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: x.contiguous() for name, x in self._state().items()}
         partial = self.folder / "state.partial"
@@ -326,8 +326,8 @@ class DraftTraining:
         return weights | self.optimiser.state
 
     def resume(self) -> bool:
-        """Continue from `folder`, if a state is there: with the same chats, as if it had not been
-        interrupted.
+        """Continue from the state in `folder`, if there is one, with the same chats, as if the run
+        had not been interrupted.
 
         Raises UserError when the state is damaged or that of a draft of another shape.
         """

@@ -1,7 +1,8 @@
-"""Which tokens a draft should be able to propose: counted in its target's responses, judged on
-others, and what they save.
+"""Choice of a draft's vocabulary: tokens counted in its target's responses, their coverage of other
+responses, and the time they save.
 
-Frequency-ranked as in FR-Spec (2502.14856), over the target's own responses instead of a corpus.
+Tokens are ranked by frequency as in FR-Spec (2502.14856), over the target's own responses instead
+of a corpus.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,13 +37,13 @@ LEGEND = (
     " Speed-up: the best fixed draft length's, modelled from these and the measured target, as if"
     " every token were accepted independently."
 )
-CONTEXT, WARM_UP, REPEATS = 128, 5, 30  # of timed forwards: rows in the cache, how many are run
+CONTEXT, WARM_UP, REPEATS = 128, 5, 30  # timed forwards: rows in the cache, numbers of runs
 
 
 @dataclass(frozen=True)
 class Text:
-    """tokens: [n], a prompt and its response; start: index of the first response token, at least
-    1."""
+    """A text. tokens: [n], a prompt and its response; start: index of the first response token, at
+    least 1."""
 
     tokens: Tensor
     start: int
@@ -61,22 +62,22 @@ class Text:
 
 
 def count(texts: Iterable[Text], vocab_size: int) -> Tensor:
-    """Return [V], how often each token was said."""
-    said = torch.cat([text.response for text in texts])
-    return torch.bincount(said, minlength=vocab_size)
+    """Return how often each token occurs in the responses, [V]."""
+    tokens = torch.cat([text.response for text in texts])
+    return torch.bincount(tokens, minlength=vocab_size)
 
 
 def ranked(counts: Tensor) -> Tensor:
-    """Return [V] tokens, the most frequent first, and the lowest id first of equally frequent ones:
-    byte pairs are numbered in the order they were merged in, so of tokens never said the commoner
-    ones come first."""
+    """Return the tokens by decreasing frequency, [V]; of equally frequent ones the lowest id first:
+    byte pairs are numbered in the order of their merges, so of tokens that never occurred the more
+    common ones come first."""
     return counts.argsort(descending=True, stable=True)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a draft vocabulary serves, at held-out positions. mass: of the target's distribution
-    p on it; acceptance: sum(min(p, q)); agreement: share of positions where both distributions have
+    """The quality of a draft vocabulary at held-out positions. mass: of the target's distribution p
+    on it; acceptance: sum(min(p, q)); agreement: share of positions where both distributions have
     the same most probable token."""
 
     mass: float
@@ -89,7 +90,7 @@ def fits(
     pair: ModelPair, texts: Iterable[Text], vocabularies: Sequence[Tensor], warps: tuple[Warp, Warp]
 ) -> list[Fit]:
     """Return the fit of each of `vocabularies` ([k] tokens). The draft of `pair` must have all
-    tokens; warps: target's, draft's."""
+    tokens; warps: those of target and draft."""
     sums, positions = torch.zeros(len(vocabularies), 3), 0
     for text in texts:
         ours, theirs = (_logits(lm, text) for lm in (pair.target, pair.draft))
@@ -98,8 +99,8 @@ def fits(
             p = warps[0].probs(p_logits)
             for row, tokens in enumerate(vocabularies):
                 # as a draft of that vocabulary gives them: -inf for all other tokens
-                said = torch.full_like(q_logits, -torch.inf)
-                q = warps[1].probs(said.index_copy_(-1, tokens, q_logits[:, tokens]))
+                narrow = torch.full_like(q_logits, -torch.inf)
+                q = warps[1].probs(narrow.index_copy_(-1, tokens, q_logits[:, tokens]))
                 same = largest(p) == largest(q)
                 parts = [p[:, tokens].sum(), overlap(p, q).sum(), same.sum()]
                 sums[row] += torch.stack(parts).cpu()
@@ -107,15 +108,15 @@ def fits(
 
 
 def _logits(lm: CachedLM, text: Text) -> Tensor:
-    """Return [n, V] before each token of the response."""
+    """Return the logits before each token of the response, [n, V]."""
     lm.reset()
     lm.forward(text.tokens[: text.start - 1], logits="none")
     return lm.forward(text.tokens[text.start - 1 : -1]).logits
 
 
 def shortened(texts: Iterable[Text], positions: int) -> list[Text]:
-    """Return the first of `texts`, as many as have so many response tokens in all; the last of them
-    is cut."""
+    """Return the first of `texts` with `positions` response tokens in all; the last of them is
+    cut."""
     kept: list[Text] = []
     for text in texts:
         if positions <= 0:
@@ -151,7 +152,7 @@ def target_seconds(target: CachedLM, rows: int) -> list[float]:
 
 @contextmanager
 def _speaking(draft: CachedLM, head: nn.Module, tokens: Tensor | None) -> Iterator[None]:
-    """Give the draft this output layer, which is about `tokens`."""
+    """Give the draft the output layer `head`, whose rows are those of `tokens`."""
     before = draft.model.get_output_embeddings(), draft.vocabulary
     draft.model.set_output_embeddings(head)
     draft.vocabulary = tokens
@@ -168,7 +169,7 @@ def _fill(lm: CachedLM) -> None:
 
 
 def _seconds(lm: CachedLM, rows: int) -> float:
-    """Return the seconds of one forward after the context, which stays as it is."""
+    """Return the seconds of one forward after the context, which is left as it was."""
     before, context = lm.seconds, lm.length
     lm.forward(torch.zeros(rows, dtype=torch.long))
     lm.crop(context)
@@ -195,7 +196,7 @@ def modelled_speedup(acceptance: float, draft: float, target: Sequence[float]) -
 
 
 def harvested(harvest: Harvest) -> tuple[list[Text], list[Text]]:
-    """Return the responses that are counted, and held-out ones."""
+    """Return the responses to count, and held-out ones."""
     splits = {name: texts(harvest, name) for name in ("train", "calibration", "test")}
     if not splits["train"] or not (held := splits["calibration"] + splits["test"]):
         raise UserError(
@@ -211,19 +212,20 @@ def texts(harvest: Harvest, split: str) -> list[Text]:
 
 
 def chats(folder: Path, held_out: int) -> tuple[list[Text], list[Text]]:
-    """Return the same of the chats a draft was trained on; the first ones are held out."""
-    found = [Text.of(chat) for path in shards(folder) for chat in load_chats(path)]
-    if len(found) <= held_out:
+    """Return the texts to count, and held-out ones, from the chats a draft was trained on; the
+    first ones are held out."""
+    texts = [Text.of(chat) for path in shards(folder) for chat in load_chats(path)]
+    if len(texts) <= held_out:
         raise UserError(
-            f"chats: {folder} has {len(found)} chats, held_out={held_out} leaves none. Generate"
+            f"chats: {folder} has {len(texts)} chats, held_out={held_out} leaves none. Generate"
             " more"
         )
-    return found[held_out:], found[:held_out]
+    return texts[held_out:], texts[:held_out]
 
 
 def refuse_other_target(pair: ModelPair, harvest: Harvest) -> None:
-    """What another model has said tells nothing; what another draft of the same target was
-    harvested for does."""
+    """Raise UserError for a harvest of another target; one of the same target with another draft is
+    accepted, since its responses are the same."""
     sides = harvest.pair.model_dump(include={"name", "target", "tokenizer"})
     refuse_other_pair(pair_identity(pair), sides, "pair.target: it")
 
@@ -231,7 +233,7 @@ def refuse_other_target(pair: ModelPair, harvest: Harvest) -> None:
 def table(
     settings: Any, pair: ModelPair, held: Sequence[Text], vocabularies: Sequence[Tensor]
 ) -> list[list[str]]:
-    """Return a row for each of `vocabularies`, and one for all tokens, without their number."""
+    """Return a row for each of `vocabularies`, and one for all tokens."""
     warps = instantiate(settings.warp), instantiate(settings.draft_warp)
     every = [*vocabularies, torch.arange(pair.draft.vocab_size)]
     target = target_seconds(pair.target, settings.gammas + 1)
