@@ -1,2 +1,2 @@
-"""What each paper claims, the figures that reproduce its own, and the experiments behind them. It
-imports the packages; none of them imports it: `conf/report.yaml` names it."""
+"""Claims of papers, figures that reproduce theirs, and the experiments behind them. This package
+imports the others; none of them imports it: `conf/report.yaml` names it."""

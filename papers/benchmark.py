@@ -1,11 +1,11 @@
-"""Measure a part of the toolkit against the plain way to do the same, side by side in one process.
+"""Measure a part of the toolkit against the simple way to do the same, in one process.
 
     python papers/benchmark.py                           # all positions at once, or one at a time
     python papers/benchmark.py warp=greedy draft_warp.temperature=0
     python papers/benchmark.py what=overlap pair=smollm2 repeats=30  # side by side, or in turn
 
-What is compared takes turns, so that drift of the machine hits all of it alike. Methods of decoding
-are compared by scripts/evaluate.py.
+Both take turns, so that drift of the machine affects them alike. Methods of decoding are compared
+by scripts/evaluate.py.
 """
 
 from typing import Annotated, Literal

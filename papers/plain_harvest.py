@@ -1,5 +1,5 @@
-"""The plain way to harvest rounds, one after another at every position, and how the toolkit's own
-harvest compares with it: labels and speed."""
+"""The simple way to harvest rounds, one after another at every position, compared with the
+toolkit's harvest in labels and speed."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +39,8 @@ ALL, ONE = "all positions", "one at a time"
 
 
 class RecordedDraws(Sampler):
-    """Draws and accepts by given random numbers, in order; what comes after them is drawn anew and
-    means nothing here."""
+    """Draws and accepts by given random numbers, in order; later draws are random and ignored
+    here."""
 
     def __init__(self, draws: Tensor, accepts: Tensor) -> None:
         super().__init__(torch.Generator())
@@ -54,10 +54,10 @@ class RecordedDraws(Sampler):
 
 
 class OneByOne(SerialEngine):
-    """The serial engine with rounds of gamma tokens, of which it commits nothing but the response's
-    next token.
+    """The serial engine with rounds of gamma tokens, after each of which it commits only the
+    response's next token.
 
-    Between rounds both caches hold what is committed, as in a decode: nothing is computed again for
+    Between rounds both caches hold the committed tokens, as in a decode: nothing is recomputed for
     the next position."""
 
     def __init__(self, pair: ModelPair, settings: HarvestSettings) -> None:
@@ -72,8 +72,8 @@ class OneByOne(SerialEngine):
         """Return the label of each position's round, with a column for each fact of its drafted
         tokens.
 
-        response: [T], the harvest's. One of its own would sooner or later round differently and go
-        another way. The random numbers are those of a harvest with an anchor at every position."""
+        response: [T], the harvest's: a response decoded here would sooner or later differ by
+        rounding. The random numbers are those of a harvest with an anchor at every position."""
         settings, name = self.settings, request.prompt_id
         shape = (len(response), settings.gamma)
         draws = uniforms(settings.seed, name, "rollouts", *shape)
@@ -110,8 +110,8 @@ class OneByOne(SerialEngine):
 def all_positions(
     pair: ModelPair, requests: list[Request], settings: HarvestSettings
 ) -> dict[str, Row]:
-    """Return, by prompt id, responses and rounds of a harvest, whose other records are made as
-    well; nothing goes to disk."""
+    """Return responses and rounds of a harvest by prompt id; its other records are made as well,
+    but nothing is written to disk."""
     rows = {}
     for chunk in split_into_chunks(requests, settings.batch_size):
         records = label_chunk(pair, chunk, settings, Progress())
@@ -122,9 +122,9 @@ def all_positions(
 
 @dataclass
 class Agreement:
-    """Labels of two ways compared. rounds: of which so many have the same draft tokens, and so many
-    of those the same accepted length; difference: the largest of any other number in rounds with
-    the same tokens."""
+    """Agreement of the labels of two ways: numbers of rounds, of those with the same draft tokens,
+    and of those with the same accepted length as well; difference: the largest of any other number
+    in rounds with the same tokens."""
 
     rounds: int = 0
     same_tokens: int = 0
@@ -132,8 +132,8 @@ class Agreement:
     difference: float = 0.0
 
     def add(self, harvested: Row, plain: Row) -> None:
-        """Take in one round. Acceptance is compared as the probability that a token and all before
-        it are accepted, which the harvest writes as 0 from where it may be `NEGLIGIBLE`."""
+        """Add one round. Acceptance is compared as the probability that a token and all before it
+        are accepted, which the harvest writes as 0 where it may be `NEGLIGIBLE`."""
         drafted = int(harvested["drafted"])
         self.rounds += 1
         if harvested["token"][:drafted].tolist() != plain["token"].tolist():
@@ -161,8 +161,7 @@ def agreed(harvested: Mapping[str, Row], plain: Mapping[str, list[Row]]) -> Agre
 
 
 def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each way in each repeat; who goes first alternates. Progress is
-    printed."""
+    """Return the seconds of each way in each repeat, in alternating order. Prints progress."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats):
         for name in list(ways)[:: 1 if repeat % 2 == 0 else -1]:
@@ -176,14 +175,14 @@ def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[s
 def compare_harvests(cfg: DictConfig) -> str:
     """Return labelled draft tokens per second, all positions at once against one round at a time.
 
-    The plain way works on `plain_prompts` of the prompts: unlike that of batches, its rate does not
-    depend on how many."""
+    The simple way runs on `plain_prompts` of the prompts: unlike that of batches, its rate does not
+    depend on their number."""
     settings = HarvestSettings.of(cfg.harvest, cfg, stride=1)
     pair, shares = load_pair(Pair.of(cfg.pair)), cfg.splits
     longest = settings.max_new_tokens + settings.gamma
     prompts = load_prompts(cfg.dataset)
     requests = make_requests(prompts, pair, longest, shares.calibration, shares.test)
-    # the harvest also warms up, and tells how long the responses are
+    # the harvest also warms up, and gives the lengths of the responses
     harvested = all_positions(pair, requests, settings)
     plain: dict[str, list[Row]] = {}
 

@@ -14,8 +14,8 @@ BINS = 10
 
 
 def acceptance_by_probability(parts: Sequence[DraftTokens]) -> Figure:
-    """Return mean acceptance in bins of q, and how often q lies in each, prompts of all datasets
-    together."""
+    """Return mean acceptance in bins of q, and the share of tokens in each bin, prompts of all
+    datasets together."""
     alike = grouped(parts, lambda tokens: tokens.distributions)
     return Figure(
         name="acceptance-by-probability",

@@ -48,8 +48,8 @@ def dyspec_parents(nodes: int) -> list[int]:
 
 
 def mask_order(grown: Trees | None = None, prefix: int = PREFIX) -> Figure:
-    """Return blocks that are not empty, in the order nodes are drawn and in others; by default of
-    `trees`."""
+    """Return the numbers of non-empty blocks, for the order in which nodes are drawn and for
+    others; by default of `trees`."""
     grown = trees() if grown is None else grown
     masks, records = list[Tensor](), list[Record]()
     for name, parents in grown.items():
@@ -83,7 +83,7 @@ def mask_order(grown: Trees | None = None, prefix: int = PREFIX) -> Figure:
 
 
 def tree_mask(parents: Sequence[int], order: Sequence[int], prefix: int) -> Tensor:
-    """Return what the target's call sees: bool [rows of the tree, prefix and tree].
+    """Return the mask of the target's call: bool [rows of the tree, prefix and tree].
 
     parents: of rows 1, 2, ... (row 0 follows the prefix), each before its children; order: the rows
     as they are sent; prefix: cached tokens, visible to all."""
@@ -102,9 +102,9 @@ def breadth_first(parents: Sequence[int]) -> list[int]:
 
 
 def heavy_path(parents: Sequence[int]) -> list[int]:
-    """Return the rows of a tree in pre-order, of each row's children the one with the largest
-    subtree first (of equal ones the first that was added); row 0 comes first. parents: of rows 1,
-    2, ..., each before its children."""
+    """Return the rows of a tree in pre-order, the child with the largest subtree first (of equal
+    ones the first that was added); row 0 comes first. parents: of rows 1, 2, ..., each before its
+    children."""
     size = [1] * (len(parents) + 1)
     for row in range(len(parents), 0, -1):
         size[parents[row - 1]] += size[row]
@@ -117,7 +117,7 @@ def heavy_path(parents: Sequence[int]) -> list[int]:
 
 
 def filled(mask: Tensor, block: int) -> Tensor:
-    """Return bool [block rows, block columns], in which blocks anything is visible; those at the
+    """Return which blocks have a visible entry, bool [block rows, block columns]; those at the
     edges may be smaller."""
     height, width = ((-size) % block for size in mask.shape)
     return (

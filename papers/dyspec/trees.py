@@ -1,4 +1,4 @@
-"""Trees: how far each kind gets per target call, and how their sizes change from step to step."""
+"""Trees: tokens per target call of each kind, and the change of their sizes from step to step."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,7 @@ def _draw_table(records: Sequence[Record], canvas: Canvas) -> None:
 
 
 def tree_sizes(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return tree size and accepted tokens over steps: at every temperature of the output whose
+    """Return tree size and accepted tokens over steps, at every temperature for the output whose
     trees differ most in size."""
     needed = f"needs a tree whose size depends on the tokens drawn: {NEEDS}"
     selected = runs(with_method(evaluations, _adaptive, needed), _adaptive)
@@ -104,7 +104,7 @@ def tree_times(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def trees(evaluations: Sequence[Evaluation]) -> list[Run]:
-    """Return the runs of evaluations with one of the paper's kinds, all that is compared there."""
+    """Return all runs of the evaluations that have one of the paper's kinds."""
     needed = f"needs trees decoded: {NEEDS}"
     return runs(with_method(evaluations, lambda how: how.structure in COMPARED, needed))
 

@@ -1,4 +1,4 @@
-"""Token-wise against block verification, of one draft and of several side by side."""
+"""Token-wise against block verification, for one draft and for several in parallel."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ Key = tuple[Path, float, str, Any]
 
 
 def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return fixed draft lengths, by gamma and temperature."""
+    """Return the figure of fixed draft lengths, by gamma and temperature."""
 
     def one_draft(how: Method) -> bool:
         return how.structure == "Chain" and how.stop == "Fixed" and how.verifier in RULES
@@ -39,7 +39,7 @@ def block_gain(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return whole drafts side by side, by their number."""
+    """Return the figure of parallel drafts, by their number."""
 
     def parallel(how: Method) -> bool:
         return how.structure == "ParallelPaths" and how.verifier == "ParallelVerifier"
@@ -56,7 +56,7 @@ def parallel_drafts(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def _figure(selected: Sequence[Run], needed: str, setting: str, **words: str) -> Figure:
-    """Return the figure of what was decoded under both rules. Raises Missing where nothing was."""
+    """Return the figure of the runs decoded under both rules. Raises Missing if there are none."""
     rules: dict[Key, set[str]] = {}
     for run in (run for run in selected if run.traces):
         rules.setdefault(_key(run), set()).add(_rule(run))
@@ -94,7 +94,7 @@ def _draw(records: Sequence[Record], canvas: Canvas, setting: str) -> None:
 
 
 def _gain(run: Run, every: Sequence[Run]) -> Record:
-    """Return that of block over token-wise verification; none for the latter."""
+    """Return the gain of block over token-wise verification; none for the latter."""
     if _rule(run) == "token":
         return estimated(GAIN, (None, None, None))
     other = next(other for other in every if _key(other) == _key(run) and _rule(other) == "token")
@@ -123,7 +123,7 @@ def _size(run: Run) -> int:
 
 
 def _key(run: Run) -> Key:
-    """Return what both rules have to share to be compared: the prompts, too."""
+    """Return the key that runs of both rules have to share to be compared, prompts included."""
     return run.evaluation.folder, run.temperature, run.dataset, _size(run)
 
 

@@ -1,9 +1,9 @@
-"""How many draft tokens of a round are accepted: the truncated geometric distribution fitted to it,
-and the draft length that would have been right.
+"""Accepted draft tokens of a round: the truncated geometric distribution fitted to them, and the
+draft length that would have been optimal.
 
 The distribution has one acceptance a: a round of g draft tokens accepts k of them with probability
-(1 - a) a^k for k < g and a^g for k = g. A round accepted to its end says no more than tau >= g, so
-the likelihood is greatest at a = accepted / (accepted + rejected)."""
+(1 - a) a^k for k < g and a^g for k = g. A round accepted to its end only shows that tau >= g, so
+the maximum likelihood estimate is a = accepted / (accepted + rejected)."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ Round = tuple[int, int]
 
 
 def drafted_rounds(traces: Sequence[Trace]) -> list[Round]:
-    """Return those with a draft."""
+    """Return the rounds with a draft."""
     return [
         (len(r.draft_tokens), r.accepted)
         for trace in traces
@@ -36,7 +36,7 @@ def drafted_rounds(traces: Sequence[Trace]) -> list[Round]:
 
 
 def acceptance(run: Run) -> Estimate:
-    """Return the a of the greatest likelihood."""
+    """Return the maximum likelihood estimate of a."""
     rejected = [sum(round_.rejected for round_ in trace.rounds) for trace in run.traces]
     rows = run.rows.assign(tested=run.rows["accepted"] + rejected)
     return ratio(rows, "accepted", "tested")
@@ -49,7 +49,7 @@ def observed(rounds: Sequence[Round]) -> list[float]:
 
 
 def fitted(rounds: Sequence[Round], a: float) -> list[float]:
-    """Return the same of the truncated geometric distribution, each round at its own length."""
+    """Return the shares by the truncated geometric distribution, each round at its own length."""
     lengths = [g for g, _ in rounds]
     distribution = [
         a**k * (lengths.count(k) + (1 - a) * sum(g > k for g in lengths)) / len(rounds)
@@ -81,7 +81,7 @@ def accepted_lengths(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def longest(selected: Sequence[Run]) -> list[Run]:
-    """Return of each dataset and temperature the run with the longest drafts."""
+    """Return for each dataset and temperature the run with the longest drafts."""
     alike = grouped(selected, lambda run: (run.temperature, run.dataset))
     return [max(each, key=lambda run: max(drafted_rounds(run.traces))[0]) for each in alike]
 
@@ -155,8 +155,7 @@ def length_fits(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def optimal_lengths(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return the length chosen and the one that would have been right, over the rounds of one
-    prompt, by method."""
+    """Return the chosen length and the optimal one over the rounds of one prompt, by method."""
     choosing = [
         run for run in specbranch(evaluations) if run.method.stop not in ("", "Fixed", "Never")
     ]
@@ -189,8 +188,8 @@ def optimal_lengths(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def choices(trace: Trace) -> list[Round]:
-    """Return the length chosen in each round, and how much of it was accepted; candidates at its
-    end are none of it."""
+    """Return the length chosen in each round, and its accepted tokens, without candidates at its
+    end."""
     lengths = [r.overlap.pending if r.overlap else len(r.draft_tokens) for r in trace.rounds]
     return [
         (length, min(length, r.accepted)) for length, r in zip(lengths, trace.rounds, strict=True)
@@ -198,8 +197,8 @@ def choices(trace: Trace) -> list[Round]:
 
 
 def _same_prompt(selected: Sequence[Run]) -> list[tuple[Run, Trace]]:
-    """Return at the lowest temperature the median prompt by accepted draft tokens, as every method
-    decoded it first."""
+    """Return the first decode by every method of the median prompt by accepted draft tokens, at the
+    lowest temperature."""
     coldest = [run for run in selected if run.temperature == selected[0].temperature]
     if not any(run.traces for run in coldest):
         return []

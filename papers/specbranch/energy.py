@@ -2,10 +2,10 @@
 
     python papers/specbranch/energy.py methods=[fixed,confidence]
 
-Takes the settings of scripts/evaluate.py and does the same. Counters are of whole processors,
-whatever runs on them: RAPL of the processors, with the right to read `energy_uj` (on Linux often
-root's alone), NVML of the GPUs, with the package nvidia-ml-py. scripts/report.py draws the
-figure."""
+Takes the settings of scripts/evaluate.py and does the same. Counters cover whole processors,
+whatever runs on them: RAPL for processors, which needs permission to read `energy_uj` (on Linux
+often only root has it), NVML for GPUs, which needs the package nvidia-ml-py. scripts/report.py
+draws the figure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,7 +31,8 @@ COMMAND = "python papers/specbranch/energy.py"
 
 
 class Counter(NamedTuple):
-    """read: joules since some moment; wraps: it starts again at 0 after so many."""
+    """A counter of energy. read: returns joules since some moment; wraps: joules after which it
+    starts again at 0."""
 
     name: str
     read: Callable[[], float]
@@ -39,15 +40,15 @@ class Counter(NamedTuple):
 
 
 class Meter:
-    """All counters of a machine. One that fails while it is used counts no more, and that is
-    said: it may have missed some energy."""
+    """All counters of a machine. If one fails in use, this is printed and energy is unknown from
+    then on."""
 
     def __init__(self, counters: Sequence[Counter]) -> None:
         self.counters = counters
 
     def around(self, engine: Any) -> Any:
-        """Return the engine, whose traces have from now on the joules of their request; None where
-        they are not known."""
+        """Return the engine, changed so that its traces have the joules of their request, None
+        where unknown."""
         decode = engine.decode
 
         def counted(*request: Any) -> Any:
@@ -60,15 +61,15 @@ class Meter:
         return engine
 
     def read(self) -> list[float]:
-        """Return what each counter says; nothing where one cannot be read any more."""
+        """Return the joules of each counter; nothing if one cannot be read any more."""
         try:
             return [counter.read() for counter in self.counters]
         except Exception as error:  # NVML has its own; decoding goes on, whatever it is
             return self._fail(f"they cannot be read ({error or type(error).__name__})")
 
     def since(self, before: Sequence[float]) -> float | None:
-        """Return joules since `read` gave `before`; None where that is not known. A counter that
-        went back by less than half of its range has not started again: it was set back."""
+        """Return joules since `read` gave `before`; None if unknown. A counter that went back by
+        less than half of its range has not wrapped: it was reset."""
         now = self.read()
         if not before or not now:
             return None
@@ -89,7 +90,7 @@ class Meter:
 
 
 def meter() -> Meter:
-    """Return the counters of this machine. Raises UserError where there are none."""
+    """Return the counters of this machine. Raises UserError if there are none."""
     (processors, no_rapl), (gpus, no_nvml) = rapl_counters(RAPL), nvml_counters()
     if not processors and not gpus:
         raise UserError(
@@ -100,12 +101,12 @@ def meter() -> Meter:
 
 
 def rapl_counters(root: Path) -> tuple[list[Counter], str]:
-    """Return one for each processor package, or why there is none."""
+    """Return a counter for each processor package, or why there is none."""
     counters, reason = list[Counter](), f"no RAPL counter in {root}"
     for folder in sorted(root.glob("intel-rapl:*")):
         try:
             name = (folder / "name").read_text().strip()
-            if name.startswith("package"):  # other domains are parts of one, or hold it
+            if name.startswith("package"):  # other domains are parts of a package, or contain it
                 read = partial(_joules, folder / "energy_uj")
                 read()
                 wraps = _joules(folder / "max_energy_range_uj")
@@ -120,7 +121,7 @@ def _joules(path: Path) -> float:
 
 
 def nvml_counters() -> tuple[list[Counter], str]:
-    """Return one for each GPU, or why there is none."""
+    """Return a counter for each GPU, or why there is none."""
     try:
         import pynvml
     except ImportError:
@@ -148,7 +149,7 @@ def main(settings: evaluate.Evaluate) -> None:
     run(settings.composed, meter().around)
 
 
-main.called = COMMAND  # what its results say they were made with
+main.called = COMMAND  # the command that its results record
 
 
 # The figure ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""SpecBranch's engine: beside other methods, without its parts, and by its settings.
+"""SpecBranch's engine: compared with other methods, without its parts, and by its settings.
 
 The paper has no table of its threshold or its number of branches: its table 4 compares H-RAD with
 confidence and entropy rules on vanilla speculative decoding, its table 5 varies the number of
@@ -39,7 +39,7 @@ WIDE = (4.4, 3.4)
 
 
 def specbranch(evaluations: Sequence[Evaluation]) -> list[Run]:
-    """Return the runs of evaluations that compare it with something else than itself."""
+    """Return the runs of evaluations that compare SpecBranch with other methods."""
     beside = [
         evaluation
         for evaluation in evaluations
@@ -90,7 +90,7 @@ def _draw_rollback(records: Sequence[Record], canvas: Canvas) -> None:
 
 
 def part(run: Run) -> str:
-    """Return what it is in the ablation; "" for what is no part of it."""
+    """Return the name of a run in the ablation; "" if it is not part of it."""
     how = run.method
     if how.branches:
         return "SpecBranch" if how.stop == "HRADStop" else "without H-RAD"
@@ -106,7 +106,7 @@ def _parts(evaluations: Sequence[Evaluation]) -> list[Run]:
 
 
 def ablation(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return measured speed of SpecBranch and of what is left without one of its parts."""
+    """Return measured speed of SpecBranch, and of it without each of its parts."""
     selected = _parts(evaluations)
     return Figure(
         name="ablation-measured",
@@ -124,7 +124,7 @@ def ablation(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def ablation_modelled(evaluations: Sequence[Evaluation]) -> Figure:
-    """Return the same where each model has a device of its own, all datasets together."""
+    """Return modelled speed of the ablation with a device for each model, all datasets together."""
     selected = pooled(_parts(evaluations))
     return Figure(
         name="ablation-modelled",
@@ -157,7 +157,8 @@ def _draw_ablation(records: Sequence[Record], canvas: Canvas, x: str, kind: str)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is varied. key: of the method's settings; source: what the paper has instead."""
+    """A setting that is varied. key: among the method's settings; source: the paper's
+    counterpart."""
 
     name: str
     key: str
@@ -224,7 +225,7 @@ def _draw_by_value(records: Sequence[Record], canvas: Canvas, setting: str) -> N
 
 
 def by_value_modelled(evaluations: Sequence[Evaluation], setting: Setting) -> Figure:
-    """Return speed where each model has a device of its own, all datasets together."""
+    """Return modelled speed with a device for each model, all datasets together."""
     selected = pooled(_swept(evaluations, setting))
     return Figure(
         name=f"specbranch-{setting.name}-modelled",

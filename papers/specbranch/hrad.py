@@ -1,5 +1,5 @@
-"""What H-RAD heads make of rounds they were not trained on: in two dimensions, from older features,
-by the layers they read, and beside a head of lengths."""
+"""H-RAD heads on rounds they were not trained on: in two dimensions, with older features, by the
+layers they read, and compared with a head of lengths."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -43,7 +43,8 @@ NOTHING = (None, None, None)
 
 
 def right(targets: Tensor, decided: Tensor) -> Tensor:
-    """Return [n] how probable the class is that was decided: with labels of one draw 0 or 1."""
+    """Return the probability of the decided class under the targets, [n]: 0 or 1 for labels of one
+    draw."""
     return targets.double().gather(1, decided[:, None])[:, 0]
 
 
@@ -52,7 +53,7 @@ def losses(probs: Tensor, targets: Tensor) -> Tensor:
 
 
 def most_frequent(targets: Tensor) -> float:
-    """Return the accuracy of always saying the most frequent class."""
+    """Return the accuracy of always predicting the most frequent class."""
     return float(targets.double().mean(0).max())
 
 
@@ -66,8 +67,7 @@ def _rounds(parts: Sequence[Aged] | Sequence[Heads] | Sequence[Predicted], gamma
 
 
 def tsne(states: Activations) -> Figure:
-    """Return two dimensions that keep neighbours together, and how often neighbours are of the same
-    class."""
+    """Return a t-SNE embedding of the states, and how often neighbours are of the same class."""
     shares = []
     for name, x in states.features.items():
         value, low, high = same_class(x, states).values()
@@ -98,7 +98,7 @@ def standardised(x: Tensor) -> Tensor:
 
 
 def embedded(x: Tensor) -> list[list[float]]:
-    """Return n points of [n, D]."""
+    """Return the n points that embed x [n, D] in two dimensions."""
     perplexity = min(30, (len(x) - 1) / 3)
     points = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(
         standardised(x).numpy()
@@ -266,7 +266,7 @@ def _draw_layers(records: Sequence[Record], canvas: Canvas) -> None:
 
 
 def _of_layers(artifacts: Artifacts) -> list[Builder]:
-    """Return the builder of all that differ in their layers alone."""
+    """Return the builder of each group of checkpoints that differ only in their layers."""
 
     def rest(one: Checkpoint) -> str:
         settings = {**one.config["settings"], "layers": None}
@@ -308,7 +308,7 @@ NO_LENGTHS = f"needs an H-RAD checkpoint of classes and one of lengths: {LENGTHS
 
 def _compared(one: Heads) -> Iterator[Record]:
     def record(head: str, decision: str, hits: Tensor, loss: Tensor) -> Record:
-        probable = decision == PROBABLE  # the loss is of probabilities, whatever is decided by them
+        probable = decision == PROBABLE  # the loss of probabilities does not depend on decisions
         no_loss = estimated("log loss", NOTHING)
         return {
             **{"dataset": one.dataset, "head": head, "decision": decision},

@@ -1,5 +1,5 @@
-"""What H-RAD checkpoints make of rounds they were not trained on: by the kind of head, and from
-older features."""
+"""Predictions of H-RAD checkpoints for rounds they were not trained on: by the kind of head, and
+from older features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,7 @@ LENGTHS_COMMAND = "python train.py predictor=hrad predictor.predicts=lengths"
 
 @dataclass(frozen=True)
 class Activations:
-    """Feature vectors of rounds [n, D] by kind of feature; the class of the round and its prompt,
-    [n]."""
+    """Feature vectors of rounds [n, D] by kind of feature; class and prompt of each round, [n]."""
 
     checkpoint: str
     gamma: int
@@ -40,7 +39,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class Heads:
-    """What a head of three classes and one of lengths say of the same rounds.
+    """Predictions of a head of three classes and of one of lengths for the same rounds.
 
     probs: head -> calibrated probabilities of the classes [n, 3]; decided: (head, decision) ->
     class [n]; targets: [n, 3]; group: [n]"""
@@ -56,9 +55,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Aged:
-    """What an H-RAD checkpoint says of the same rounds from features of several ages.
+    """Predictions of an H-RAD checkpoint for the same rounds from features of several ages.
 
-    trained_age: of the states it was trained on, rounds; unit: of the ages, "positions" or
+    trained_age: of the states it was trained on, in rounds; unit: of the ages, "positions" or
     "rounds"; back: age -> positions, on average; probs: age -> calibrated probabilities [n, 3];
     decided: age -> class [n]; targets: [n, 3]; group: [n]"""
 
@@ -75,19 +74,19 @@ class Aged:
 
 
 def of_hrad(artifacts: Artifacts) -> list[Checkpoint]:
-    """Return those that predict classes, one of each; those trained on older states by
-    themselves."""
+    """Return the checkpoints that predict classes, one of each kind; those trained on older states
+    are a separate kind."""
     by_age = grouped(sorted(classifiers(artifacts), key=_age), _age)
     return [one for alike in by_age for one in one_of_each(alike)]
 
 
 def classifiers(artifacts: Artifacts) -> list[Checkpoint]:
-    """Return those that predict classes."""
+    """Return the checkpoints that predict classes."""
     return [one for one in artifacts.checkpoints if _is_hrad(one, lengths=False)]
 
 
 def _is_hrad(checkpoint: Checkpoint, lengths: bool) -> bool:
-    """Return whether it is a head of lengths, or of classes."""
+    """Return whether a checkpoint is an H-RAD head of lengths, or of classes without `lengths`."""
     config = checkpoint.config
     of_lengths = config["settings"].get("predicts") == "lengths"
     return config["predictor"] == HRAD.name and of_lengths == lengths
@@ -98,7 +97,8 @@ def _age(checkpoint: Checkpoint) -> int:
 
 
 def counterpart(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the one that predicts lengths and differs in nothing else."""
+    """Return the checkpoint that predicts lengths and differs in nothing else; None if there is
+    none."""
 
     def rest(one: Checkpoint) -> tuple[str, dict[str, Any]]:
         return one.training_data, {**one.config["settings"], "predicts": ""}
@@ -108,9 +108,9 @@ def counterpart(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> Ch
 
 
 def activations(checkpoint: Checkpoint, artifacts: Artifacts) -> Activations:
-    """Return of `POINTS` rounds of the test split of the harvest trained on what the head and its
-    counterpart read, and what the last hidden layer of each makes of it. Raises Missing where the
-    harvest is not there, stored no states, or has no such rounds."""
+    """Return, for `POINTS` rounds of the test split of the training harvest, the inputs of the head
+    and its counterpart, and the last hidden layer of each. Raises Missing if the harvest is
+    missing, stored no states, or has no such rounds."""
     predictor, fitting = on_harvests(checkpoint, artifacts.harvests)
     if not fitting:
         raise Missing(
@@ -143,8 +143,8 @@ def activations(checkpoint: Checkpoint, artifacts: Artifacts) -> Activations:
 
 
 def heads(checkpoint: Checkpoint, lengths: Checkpoint, harvests: Sequence[Harvest]) -> list[Heads]:
-    """Return both heads on every harvest they fit, of prompts as in `predicted`. Raises Missing
-    where none has samples."""
+    """Return the predictions of both heads on every harvest they fit, for prompts as in
+    `predicted`. Raises Missing if none has samples."""
     classes, fitting = on_harvests(checkpoint, harvests)
     other, gamma = load_predictor(lengths.folder, key="run"), checkpoint.config["gamma"]
 
@@ -180,9 +180,9 @@ def _calibrated(predictor: Predictor, inputs: Tensor) -> Tensor:
 
 
 def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list[Aged]:
-    """Return what an H-RAD checkpoint says of the same rounds of each harvest with one at every
-    position, from features of several ages in "positions" or "rounds"; of prompts as in
-    `predicted`. Raises Missing where none has samples."""
+    """Return the predictions of an H-RAD checkpoint for the same rounds of each harvest with rounds
+    at every position, from features of several ages in "positions" or "rounds", for prompts as in
+    `predicted`. Raises Missing if none has samples."""
     predictor, fitting = on_harvests(checkpoint, harvests)
     gamma, labelled = checkpoint.config["gamma"], cast(HRAD, predictor).labelled
     ages = POSITIONS if unit == "positions" else ROUNDS
@@ -191,10 +191,13 @@ def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list
         records = held_out(predictor, harvest, fitting[0], "rounds")
         rows = positions_back(records) if unit == "positions" else rounds_back(records, gamma)
         rows = rows[records["known"][rows[:, 0]] >= gamma]
-        said, log_prior = _calibrated(predictor, records["inputs"]), predictor.calibration.log_prior
+        calibrated, log_prior = (
+            _calibrated(predictor, records["inputs"]),
+            predictor.calibration.log_prior,
+        )
         now = rows[:, 0]
         asked = labelled({name: values[now] for name, values in records.items()})
-        probs = {age: said[rows[:, place]] for place, age in enumerate(ages)}
+        probs = {age: calibrated[rows[:, place]] for place, age in enumerate(ages)}
         back = (records["anchor"][now][:, None] - records["anchor"][rows]).double().mean(0)
         return Aged(
             checkpoint=checkpoint.folder.name,
@@ -204,7 +207,7 @@ def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list
             unit=unit,
             back=dict(zip(ages, back.tolist(), strict=True)),
             probs=probs,
-            decided={age: balanced(found, log_prior).argmax(1) for age, found in probs.items()},
+            decided={age: balanced(chances, log_prior).argmax(1) for age, chances in probs.items()},
             targets=predictor.targets(asked),
             group=asked["group"],
         )
@@ -214,14 +217,14 @@ def aged(checkpoint: Checkpoint, harvests: Sequence[Harvest], unit: str) -> list
 
 
 def positions_back(records: Records) -> Tensor:
-    """Return [m, ages] rows of rounds at every position, and of those so many positions earlier."""
+    """Return the rows [m, ages] of rounds at every position and of those `POSITIONS` earlier."""
     now = (records["anchor"] >= max(POSITIONS)).nonzero()
     return now - torch.tensor(POSITIONS)  # rounds of a prompt lie one after the other
 
 
 def rounds_back(records: Records, gamma: int) -> Tensor:
-    """Return [m, ages] rows of the rounds that a decode with drafts of `gamma` tokens comes to from
-    the first position of each response on, and of those so many rounds before them."""
+    """Return the rows [m, ages] of the rounds that a decode with drafts of `gamma` tokens reaches
+    from the first position of each response, and of those `ROUNDS` rounds before them."""
     following, rows = next_round(records, gamma).tolist(), list[list[int]]()
     for row in (records["anchor"] == 0).nonzero()[:, 0].tolist():
         walked = list[int]()

@@ -1,4 +1,4 @@
-"""Time per token in theory, for this pair's acceptance and speed ratio, and where the pair is.
+"""Theoretical time per token for a pair's acceptance and speed ratio, and the pair's own times.
 
 Times are in plain decoding's time per token. c: a plain token of the target over a draft forward;
 g: draft tokens a round; a: acceptance per token; rounds follow the truncated geometric distribution
@@ -26,7 +26,7 @@ LONGEST = 16
 
 
 def ideal_sequential(g: int, c: float, a: float) -> float:
-    """Return the time where everything is accepted, and one more token comes from the target."""
+    """Return the time if everything is accepted, with one more token from the target."""
     return (g + c) / (g + 1) / c
 
 
@@ -37,12 +37,13 @@ def sequential(g: int, c: float, a: float) -> float:
 
 
 def ideal_parallel(g: int, c: float, a: float) -> float:
-    """Return the time of drafting while the target verifies, where everything is accepted."""
+    """Return the time of drafting while the target verifies, if everything is accepted."""
     return max(g, c) / g / c
 
 
 def theorem_1(g: int, c: float, a: float) -> float:
-    """Return the same with rollback (2506.01979, Theorem 1): 2 max(g, c) / ((1 + a^g) E[n])."""
+    """Return the time of drafting while the target verifies, with rollback (2506.01979, Theorem 1):
+    2 max(g, c) / ((1 + a^g) E[n])."""
     accepted = expected(g, a)
     return 2 * max(g, c) / ((1 + a**g) * accepted) / c if accepted else math.inf
 
@@ -62,11 +63,10 @@ COUNTED, DECODED = "one after the other, counted", "fixed length, decoded"
 
 
 def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluation] = ()) -> Figure:
-    """Return curves for the fitted acceptance, and where this pair is: rounds counted at every
-    length, priced with measured forwards, and what fixed lengths took when they were decoded on
-    that machine.
+    """Return curves for the fitted acceptance, and the pair's times: rounds counted at every
+    length, priced with measured forwards, and those of fixed lengths decoded on that machine.
 
-    rounds: of one temperature; cost: what cost=measure wrote.
+    rounds: of one temperature; cost: the file of cost=measure.
     """
     if not rounds:
         raise Missing(
@@ -100,7 +100,7 @@ def latency(rounds: Sequence[Rounds], cost: Json, evaluations: Sequence[Evaluati
 
 
 def acceptance(rounds: Sequence[Rounds]) -> Estimate:
-    """Return a of the greatest likelihood, accepted / (accepted + rejected)."""
+    """Return the maximum likelihood estimate of a, accepted / (accepted + rejected)."""
     sums = [
         [part.accepted[rows].sum().item(), (part.accepted < part.most)[rows].sum().item()]
         for part in rounds
@@ -112,9 +112,9 @@ def acceptance(rounds: Sequence[Rounds]) -> Estimate:
 
 
 def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[float | None]:
-    """Return the time per token, with its ends, of the rounds in which a verdict on g tokens could
-    be given; empty where there is none. A shorter round tells its outcome only where it was
-    rejected: to count it would make acceptance look worse than it is."""
+    """Return the time per token, with its interval, of the rounds with a verdict on g tokens; empty
+    if there are none. A shorter round shows its outcome only if it was rejected: counting it would
+    bias acceptance downwards."""
     first, groups, accepted = 0, list[torch.Tensor](), list[torch.Tensor]()
     for part in rounds:
         rows = part.most >= g
@@ -131,8 +131,8 @@ def _counted(rounds: Sequence[Rounds], c: float, g: int) -> list[float | None]:
 def _decoded(
     evaluations: Sequence[Evaluation], cost: Json, temperature: float
 ) -> list[tuple[int, list[float | None]]]:
-    """Return fixed lengths and their times against plain decoding of the same evaluation, where it
-    ran at this temperature and as the costs were measured."""
+    """Return fixed lengths and their times relative to plain decoding of the same evaluation, for
+    evaluations at this temperature and on the machine of the costs."""
     points = []
     for evaluation in evaluations:
         elsewhere = other_machine(cost["measured_on"], evaluation.results["run"])
@@ -188,8 +188,10 @@ def _builders(artifacts: Artifacts) -> list[Builder]:
             one for one in artifacts.evaluations if models(one.results["run"]["pair"]) == pair
         ]
         key = ("rounds", *(harvest.folder for harvest in harvests))
-        found = artifacts.once(key, lambda: rounds(harvests))
-        return latency(found.get(temperature, []) if temperature is not None else [], cost, decoded)
+        by_temperature = artifacts.once(key, lambda: rounds(harvests))
+        return latency(
+            by_temperature.get(temperature, []) if temperature is not None else [], cost, decoded
+        )
 
     wanted: list[tuple[Json, float | None]] = []
     for cost in artifacts.costs:

@@ -1,4 +1,4 @@
-"""What running draft and target side by side costs: the slowdown of an overlapped step, and the
+"""Costs of running draft and target side by side: the slowdown of an overlapped step, and the
 memory of branches."""
 
 import gc
@@ -44,19 +44,18 @@ class StepSeconds(NamedTuple):
 
     @property
     def slowdown(self) -> float:
-        """1 where overlapping is free."""
+        """The slowdown of an overlapped step: 1 if overlapping is free."""
         return self.together / max(self.target, self.draft)
 
 
 class _Step:
-    """A branch stage over and over: gamma pending tokens after `context` [n], k branches of gamma
+    """A branch stage to be repeated: gamma pending tokens after `context` [n], k branches of gamma
     tokens after them."""
 
     def __init__(self, pair: Models, context: Tensor, gamma: int, k: int) -> None:
         self.pair, self.context = pair, context
         self.verified = RoundContext(context, 2 * gamma + 2)
-        # no confidence is below 0, so that every stage has its full size; k candidates whatever the
-        # first one is
+        # no confidence is below 0, so every stage has its full size; always k candidates
         parts = pair.draft, Warp(), _Always(k), ConfidenceBefore(0.0), BranchPoint(gamma, k)
         self.drafter = Drafter(*parts, Sampler.seeded(0))
         for lm in (pair.target, pair.draft):
@@ -65,7 +64,7 @@ class _Step:
 
     @contextmanager
     def pending(self) -> Iterator[Pending]:
-        """Both caches as the target's call finds them, and rolled back afterwards."""
+        """Prepare both caches for the target's call, and roll them back afterwards."""
         pending = self.drafter.start(self.verified, ALL)
         yield pending
         self.drafter.roll_back(pending, 0, len(self.context))
@@ -81,7 +80,7 @@ class _Step:
 
 
 class _Always(PointMassVerifier):
-    """The k most probable tokens; as a rule for a fixed number it takes all of them."""
+    """A rule for the k most probable tokens; k is fixed, so all are taken."""
 
     def __init__(self, k: int) -> None:
         self.max_siblings = k
@@ -91,7 +90,7 @@ class _Always(PointMassVerifier):
 def measure_step(
     pair: Models, context: Tensor, gamma: int, k: int, draft_threads: int | None, repeats: int
 ) -> StepSeconds:
-    """Time a branch stage. The three take turns, so that drift of the machine hits all of them
+    """Time a branch stage. The three variants take turns, so that drift of the machine affects all
     alike; the first turn warms up."""
     step = _Step(pair, context, gamma, k)
     times: dict[str, list[float]] = {"target": [], "draft": [], "together": []}
@@ -113,11 +112,11 @@ def measure_step(
 def branch_bytes(
     pair: ModelPair, context: Tensor, gamma: int, widths: Sequence[int]
 ) -> dict[int, int]:
-    """Return the bytes held at the end of a branch stage with so many branches, over those held
-    before it: cache rows, logits and distributions of every node. The peak inside a forward is not
-    in it, nor what the cache's buffers keep in reserve."""
+    """Return by number of branches the bytes held at the end of a branch stage beyond those before
+    it: cache rows, logits and distributions of every node. Excludes the peak inside a forward and
+    spare rows of the cache's buffers."""
     held = {}
-    for k in (max(widths), *widths):  # after the widest the buffers grow no more
+    for k in (max(widths), *widths):  # the buffers do not grow after the widest
         step = _Step(pair, context, gamma, k)
         with step.pending() as pending:
             rows, before = pair.draft.length, tensor_bytes()
@@ -128,8 +127,7 @@ def branch_bytes(
 
 
 def tensor_bytes() -> int:
-    """Count the bytes of every dense tensor that Python can reach; storage that several share
-    counts once."""
+    """Return the bytes of all dense tensors that Python can reach; shared storage counts once."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
@@ -140,9 +138,8 @@ def tensor_bytes() -> int:
 
 
 def compare_stages(cfg: DictConfig) -> str:
-    """Return, for a branch stage with so many branches, what overlapping costs in time, and
-    branches in memory. Raises UserError for a draft that cannot run beside its target, and for too
-    long a context."""
+    """Return a table of the time of overlapping and the memory of branches for a branch stage.
+    Raises UserError for a draft that cannot run beside its target, and for too long a context."""
     settings, pair = cfg.overlap, load_pair(Pair.of(cfg.pair))
     refuse_mixed(pair.draft)
     if pair.draft.reads_target:

@@ -1,5 +1,5 @@
-"""Whether the best stop rule is a threshold on survival: SpecDec++'s decision process, solved by
-dynamic programming on recorded rollouts."""
+"""Test whether the best stop rule is a threshold on survival: SpecDec++'s decision process, solved
+by dynamic programming on recorded rollouts."""
 
 from dataclasses import dataclass
 
@@ -15,19 +15,19 @@ BINS = 20  # of survival, equally wide
 class Rule:
     """A stop rule over states: k tokens drawn, their survival in one of `BINS`.
 
-    go_on: [G, BINS], whether another token is drawn; rate: tokens per draft forward's time it makes
-    on the rounds it was found on"""
+    go_on: [G, BINS], whether another token is drawn; rate: tokens per draft forward's time on the
+    rounds it was fitted to"""
 
     go_on: Flags
     rate: float
 
 
 def survival(accept: Array) -> Array:
-    """[n, G + 1]: P(the first k tokens are accepted). accept: [n, G], min(1, p / q) of each, given
-    those before."""
+    """Return P(the first k tokens are accepted), [n, G + 1]. accept: [n, G], min(1, p / q) of each,
+    given those before."""
     ones = np.ones_like(accept[:, :1])
-    found: Array = np.cumprod(np.concatenate([ones, accept], 1), 1)
-    return found
+    products: Array = np.cumprod(np.concatenate([ones, accept], 1), 1)
+    return products
 
 
 def bins(survived: Array) -> NDArray[np.int64]:
@@ -35,8 +35,8 @@ def bins(survived: Array) -> NDArray[np.int64]:
 
 
 def totals(go_on: Flags, survived: Array, target: float) -> tuple[Array, Array]:
-    """[n] each: tokens a round is expected to bring, and its time in draft forwards, under `go_on`
-    [G, BINS] or [n, G]."""
+    """Return the expected tokens of each round, and its time in draft forwards, [n] each, under
+    `go_on` [G, BINS] or [n, G]."""
     states = bins(survived[:, :-1])
     depth = np.arange(states.shape[1])
     willing = go_on[depth, states]
@@ -45,21 +45,20 @@ def totals(go_on: Flags, survived: Array, target: float) -> tuple[Array, Array]:
 
 
 def best(survived: Array, target: float) -> Rule:
-    """The fastest rule on these rounds that backward induction finds among those that look at depth
-    and survival (in bins), never slower than the best threshold or length, where it begins.
+    """Return the fastest rule on these rounds, by depth and binned survival, that backward
+    induction finds when it starts from the best threshold or length.
 
-    The rate at which time is worth tokens is that of the rule itself (Dinkelbach). Bins are no
-    states of a Markov chain, so that a step may lose, and then is the last. Every round counts
-    once.
+    The price of time in tokens is the rate of the rule itself (Dinkelbach). Bins are not states of
+    a Markov chain, so a step may be a loss, and then the iteration ends. Every round counts once.
 
     survived: [n, G + 1]; target: seconds of a target call over those of a draft forward."""
-    found = max(threshold(survived, target), fixed(survived, target), key=lambda rule: rule.rate)
+    fastest = max(threshold(survived, target), fixed(survived, target), key=lambda rule: rule.rate)
     for _ in range(100):
-        better = _rated(_induction(survived, found.rate), survived, target)
-        if better.rate <= found.rate + 1e-12:
+        better = _rated(_induction(survived, fastest.rate), survived, target)
+        if better.rate <= fastest.rate + 1e-12:
             break
-        found = better
-    return found
+        fastest = better
+    return fastest
 
 
 def _rated(go_on: Flags, survived: Array, target: float) -> Rule:
@@ -68,12 +67,12 @@ def _rated(go_on: Flags, survived: Array, target: float) -> Rule:
 
 
 def _induction(survived: Array, rate: float) -> Flags:
-    """[G, BINS]: where another token is worth its time at `rate` tokens per draft forward. A state
-    that no round reaches does what the next higher one of its depth does."""
+    """Return where another token is worth its time at `rate` tokens per draft forward, [G, BINS].
+    A state that no round reaches gets the decision of the next higher one of its depth."""
     states = bins(survived)
     depth = survived.shape[1] - 1
     go_on = np.zeros((depth, BINS), bool)
-    worth = np.zeros(len(survived))  # of what follows, at the state of each round
+    worth = np.zeros(len(survived))  # value of continuing, at the state of each round
     for k in range(depth - 1, -1, -1):
         gain = survived[:, k + 1] - rate + worth
         rows = np.bincount(states[:, k], minlength=BINS)
@@ -86,12 +85,12 @@ def _induction(survived: Array, rate: float) -> Flags:
 
 
 def threshold(survived: Array, target: float) -> Rule:
-    """The best of the rules that go on from a survival on, the same at every depth."""
+    """Return the best rule with one threshold on survival for all depths."""
     return _best_of([np.arange(BINS) >= first for first in range(BINS + 1)], survived, target)
 
 
 def fixed(survived: Array, target: float) -> Rule:
-    """The best fixed length."""
+    """Return the best fixed length as a rule."""
     depth = survived.shape[1] - 1
     rules = [np.repeat(np.arange(depth)[:, None] < n, BINS, 1) for n in range(depth + 1)]
     return _best_of(rules, survived, target)
@@ -99,5 +98,5 @@ def fixed(survived: Array, target: float) -> Rule:
 
 def _best_of(rules: list[Flags], survived: Array, target: float) -> Rule:
     shape = survived.shape[1] - 1, BINS
-    found = (_rated(np.broadcast_to(flags, shape), survived, target) for flags in rules)
-    return max(found, key=lambda rule: rule.rate)
+    rated = (_rated(np.broadcast_to(flags, shape), survived, target) for flags in rules)
+    return max(rated, key=lambda rule: rule.rate)

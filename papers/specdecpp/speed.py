@@ -1,5 +1,5 @@
-"""SpecDec++ and what it is compared with, and the linear model of the time of a decode: seconds of
-its draft and target forwards."""
+"""SpecDec++ compared with other methods, and the linear model of the time of a decode by its draft
+and target forwards."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -32,7 +32,7 @@ def specdecpp_times(evaluations: Sequence[Evaluation]) -> Figure:
 
 
 def specdecpp(evaluations: Sequence[Evaluation]) -> list[Run]:
-    """Return the runs of evaluations with it, all that is compared there."""
+    """Return all runs of the evaluations that have SpecDec++."""
     return runs(with_method(evaluations, lambda how: how.stop == "SpecDecPPStop", NEEDS))
 
 

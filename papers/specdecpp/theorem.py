@@ -1,4 +1,4 @@
-"""Whether the best stop rule is a threshold on survival, on recorded rollouts."""
+"""Test whether the best stop rule is a threshold on survival, on recorded rollouts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NEEDS = "needs a harvest of a sampled target: python scripts/gen_data.py"
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Of one harvest, its rounds without an end token. warps: of the target and of the draft;
+    """The rounds of one harvest without an end token. warps: of the target and of the draft;
     accept: [n, G], min(1, p / q); group: [n], the prompt of each."""
 
     warps: Any
@@ -54,7 +54,8 @@ def threshold_rules(harvests: Sequence[Harvest]) -> Figure:
 
 
 def _rollouts(harvest: Harvest) -> Rollouts:
-    """Raises TooFewRows where there are not two prompts of them for each half."""
+    """Read the rounds of a harvest. Raises TooFewRows if there are fewer than two prompts for each
+    half."""
     records = harvest.rounds("all", ("drafted", "accept_prob"))
     accept, group = records["accept_prob"].double(), records["group"]
     whole = records["drafted"] == accept.shape[1]
@@ -76,7 +77,7 @@ def _judged(alike: Sequence[Rollouts]) -> Iterator[Record]:
         judged = [
             _by_prompt(rule, survived[~chosen_on], group[~chosen_on], ratio) for rule in rules
         ]
-        lowest = BINS - int(rules[1].go_on[0].sum())  # bin from which on another token is drawn
+        lowest = BINS - int(rules[1].go_on[0].sum())  # lowest bin in which another token is drawn
         settings = [None, lowest / BINS, int(rules[2].go_on[:, 0].sum())]
         for name, setting, sums in zip(NAMES, settings, judged, strict=True):
             yield {

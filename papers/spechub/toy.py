@@ -1,5 +1,4 @@
-"""How often one of two candidates is accepted: every rule on small distributions, each probability
-computed exactly."""
+"""Acceptance of one of two candidates by every rule on small distributions, computed exactly."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ PAIRS, SEED = 8, 0
 
 @dataclass(frozen=True)
 class Distributions:
-    """Pairs (p, q), [V] float64 each, that a row of the table is the mean over."""
+    """Pairs (p, q), [V] float64 each, over which a row of the table is the mean."""
 
     name: str
     pairs: Sequence[tuple[Tensor, Tensor]]
@@ -37,8 +36,8 @@ class Distributions:
 
 
 def transport_optimum(p: Tensor, pairs: Tensor) -> float:
-    """Largest acceptance of any lossless rule for two candidates with joint distribution `pairs`
-    [V, V], by linear programming.
+    """Return the largest acceptance of any lossless rule for two candidates with joint distribution
+    `pairs` [V, V], by linear programming.
 
     Optimal transport with membership cost (SpecTr, 2310.15141): pi(i, j, y) is the mass of the pair
     (i, j) answered with y, y = i or j. Maximise the total with sum_y pi(i, j, y) <= pairs[i, j] and
@@ -60,10 +59,10 @@ def single(p: Tensor, q: Tensor) -> float:
 
 
 def of_siblings(pair_distribution: Callable[[Tensor], Tensor], p: Tensor, q: Tensor) -> float:
-    """Return the acceptance of RRS with independent pairs, of RRSw with distinct ones: the first
-    candidate against p, the second against what is left of p."""
+    """Return the acceptance of RRS with independent pairs, or of RRSw with distinct ones: the first
+    candidate is tested against p, the second against the residual."""
     left = (p - q).clamp_min(0)
-    again = pair_distribution(q) / q[:, None]  # of the second candidate, by the first
+    again = pair_distribution(q) / q[:, None]  # distribution of the second candidate by the first
     taken = torch.minimum(left / left.sum(), again).sum(1)
     return single(p, q) + float((q - p).clamp_min(0) @ taken)
 
@@ -73,12 +72,12 @@ def of_rule(
 ) -> float:
     """Return the acceptance of a rule with the candidates it is exact for, over every pair."""
     drawn = pair_distribution(q)
-    found = 0.0
+    acceptance = 0.0
     for first, second in drawn.nonzero().tolist():
         draft = Draft([0, 0], [first, second], [q, 0 * q, 0 * q])
         end_prob = verifier.distribution(draft, p.expand(3, -1)).end_prob
-        found += float(drawn[first, second]) * (1 - float(end_prob[0]))
-    return found
+        acceptance += float(drawn[first, second]) * (1 - float(end_prob[0]))
+    return acceptance
 
 
 def independent(q: Tensor) -> Tensor:
@@ -87,13 +86,13 @@ def independent(q: Tensor) -> Tensor:
 
 
 def distinct_pair(q: Tensor) -> Tensor:
-    """Return [V, V], that of two drawn without replacement."""
+    """Return [V, V], the distribution of two candidates drawn without replacement."""
     pairs = torch.outer(q / (1 - q), q)
     return pairs.fill_diagonal_(0)
 
 
 def hub_pair(q: Tensor) -> Tensor:
-    """Return [V, V], that of SpecHub's: a token and the hub, or the hub and a token."""
+    """Return [V, V], the distribution of SpecHub's pair: a token and the hub, or the reverse."""
     pairs, hub = torch.zeros(len(q), len(q), dtype=q.dtype), int(q.argmax())
     pairs[:, hub] = q
     pairs[hub] = q[hub] * q / (1 - q[hub])
@@ -130,8 +129,8 @@ def toy_distributions() -> list[Distributions]:
 
 def softmaxes(law: str, temperature: float, alike: float) -> list[tuple[Tensor, Tensor]]:
     """Return pairs (p, q) from logits of a law of `LAWS`, N(0, 1) or uniform in [0, 1], the same
-    for every setting. The draft's are `alike` times the target's and the rest others of their kind:
-    a low temperature makes both peaky, `alike` sets how well they agree."""
+    for every setting. The draft's logits are a mixture of the target's (`alike`) and independent
+    ones: a low temperature makes both peaky, `alike` sets how well they agree."""
     draw, size = LAWS[law]
     generator = torch.Generator().manual_seed(SEED)
     u, other = (draw(PAIRS, size, dtype=torch.float64, generator=generator) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What second and third candidates of a position are worth, as harvests have recorded it."""
+"""The value of second and third candidates of a position, from recorded rollouts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ ANY = "one of them"
 
 @dataclass(frozen=True)
 class Worth:
-    """Of one harvest. warps: of the target and of the draft; tokens: that weigh anything; sums: by
-    sibling law and candidate, [prompts, 2] each: the weight at which that candidate is the accepted
-    one, and the weight of all positions."""
+    """The value of candidates in one harvest. warps: of the target and of the draft; tokens: number
+    with positive weight; sums: by sibling law and candidate, [prompts, 2] each: the weight of the
+    positions at which that candidate is the accepted one, and of all positions."""
 
     warps: Any
     distributions: str
@@ -52,8 +52,8 @@ def sibling_worth(harvests: Sequence[Harvest]) -> Figure:
 
 
 def worth(harvest: Harvest) -> Worth:
-    """Return what one harvest says: every position of a rollout has the weight that the path to it
-    is accepted. Raises TooFewRows where none has any."""
+    """Return the values in one harvest: a position of a rollout is weighted by the probability that
+    the path to it is accepted. Raises TooFewRows if all weights are 0."""
     names = ["known", "drafted", "accept_prob", "q_drawn"]
     names += ["rrsw_accept", "hub_accept", "top_accept"]
     records = harvest.rounds("all", names)
@@ -76,8 +76,8 @@ def worth(harvest: Harvest) -> Worth:
 
 
 def _reached(records: Records) -> Tensor:
-    """Return [rounds, gamma]: the probability that all tokens before are accepted; 0 where the
-    target was not asked."""
+    """Return the probability that all tokens before are accepted, [rounds, gamma]; 0 where the
+    target was not run."""
     accept = records["accept_prob"].double()
     before = torch.cat([torch.ones_like(accept[:, :1]), accept.cumprod(1)[:, :-1]], 1)
     most = torch.minimum(records["drafted"], records["known"])[:, None]
@@ -86,20 +86,20 @@ def _reached(records: Records) -> Tensor:
 
 
 def _with_replacement(accept: Tensor, q: Tensor) -> Tensor:
-    """Return [rounds, gamma], acceptance of an i.i.d. second candidate if the first is rejected,
-    from that of one drawn without replacement.
+    """Return the acceptance of an i.i.d. second candidate if the first is rejected, [rounds,
+    gamma], from that of one drawn without replacement.
 
-    accept: [rounds, gamma, 2], the latter's first, min(1, r (1 - q) / q') for the residual r and q'
-    of its token; q: [rounds, gamma], of the first candidate. An i.i.d. draw is the first candidate
-    again with probability q, and then rejected again; else it is the other's draw, accepted with
-    probability min(1, r / q')."""
+    accept: [rounds, gamma, 2], of the latter, whose first entry is min(1, r (1 - q) / q') for the
+    residual r and q' of its token; q: [rounds, gamma], of the first candidate. An i.i.d. draw is
+    the first candidate again with probability q, and is then rejected again; else it is distributed
+    like the draw without replacement, accepted with probability min(1, r / q')."""
     return torch.minimum(accept[..., 0], 1 - q)
 
 
 def _each(path: Tensor, accept: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield every candidate, and any of them: the weight [rounds, gamma] at which it is the
-    accepted one, and the weight of the position. accept: [rounds, gamma, k], of each if its elder
-    ones are rejected."""
+    """Yield for every candidate, and for any of them, the weight [rounds, gamma] of its being the
+    accepted one, and the weight of the position. accept: [rounds, gamma, k], of each given that
+    those before it are rejected."""
     left = path
     for candidate, chance in zip(CANDIDATES, accept.unbind(-1), strict=False):
         yield candidate, left * chance, path
