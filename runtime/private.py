@@ -34,8 +34,8 @@ class Cleaner:
     def text(self, text: str) -> str:
         for path in self._whole:
             whole = _BEFORE + re.escape(path) + _AFTER
-            text = re.sub(whole, lambda found: self._named(found[0]), text)
-        text = _PLACE.sub(lambda found: self._named(found[0]), text)
+            text = re.sub(whole, lambda match: self._named(match[0]), text)
+        text = _PLACE.sub(lambda match: self._named(match[0]), text)
         return _GIVEN.sub(_kept, _DOOR.sub(HIDDEN, text))
 
     def value(self, value: Any, key: str = "") -> Any:
@@ -57,8 +57,8 @@ class Cleaner:
         return self._names[path]
 
 
-def _kept(found: re.Match[str]) -> str:
-    return f"{found[1]}={HIDDEN}" if _SECRET.search(found[1]) else found[0]
+def _kept(match: re.Match[str]) -> str:
+    return f"{match[1]}={HIDDEN}" if _SECRET.search(match[1]) else match[0]
 
 
 def _texts(value: Any) -> Iterator[str]:

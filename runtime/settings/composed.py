@@ -239,10 +239,10 @@ def _choice(file: Path) -> list[str]:
     return [f"`{command}`", "", " ".join(about), "", *settings]
 
 
-def _markdown(found: Iterator[Row]) -> list[str]:
+def _markdown(settings: Iterator[Row]) -> list[str]:
     lines = [
         f"| `{row.key}` | `{written(row.value)}` | {_cell(row.about)} | {_cell(row.takes)} |"
-        for row in found
+        for row in settings
     ]
     head = ["| setting | value | what for | takes |", "|---|---|---|---|"]
     return [*head, *lines, ""] if lines else []
