@@ -51,9 +51,7 @@ def lines(**changed: Any) -> list[Any]:
     return rows
 
 
-def test_text_and_ids_are_read_with_blank_lines_and_strangers(
-    tmp_path: Path, pair: ModelPair
-) -> None:
+def test_text_and_ids_are_read_with_blank_lines_and_strangers(tmp_path, pair):
     rows = [
         *lines(response=None, response_tokens=[7, 8, EOS, 9]),
         "",
@@ -72,7 +70,7 @@ def test_text_and_ids_are_read_with_blank_lines_and_strangers(
     assert [request.response for request in unanswered] == [None] * len(PROMPTS)
 
 
-def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
+def test_other_files_with_the_same_rows(tmp_path):
     path = tmp_path / "answers.json.gz"
     path.write_bytes(gzip.compress(json.dumps(lines()).encode("utf-8-sig")))
     assert list(fetch(path)) == [prompt.id for prompt in PROMPTS]
@@ -99,9 +97,7 @@ def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
         ("w3 unheard", False, [3, 1]),
     ],
 )
-def test_a_response_is_cut(
-    content: str | list[int], finished: bool, expected: list[int], pair: ModelPair
-) -> None:
+def test_a_response_is_cut(content, finished, expected, pair):
     assert (
         response_ids(ExternalResponse("p1", content, finished, "x"), pair, 6).tolist() == expected
     )
@@ -133,14 +129,12 @@ STOPPED = [
         ({"response_tokens": [3, 9], **STOP, "stop_reason": "w9"}, [3, 9]),
     ],
 )
-def test_an_answer_ends_as_the_chat_does_or_as_was_told(
-    row: dict[str, Any], expected: list[int]
-) -> None:
+def test_an_answer_ends_as_the_chat_does_or_as_was_told(row, expected):
     response = response_from_row({"id": "p1", **row}, "x")
     assert response_ids(response, chatting(), 6).tolist() == expected
 
 
-def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
+def test_special_tokens_spelled_in_a_text_are_ordinary_text():
     pair = replace(tiny_pair(), tokenizer=byte_tokenizer(), eos_ids=(258, 259))
     pair.target.vocab_size = 300
     text = ExternalResponse("p1", "a <end> b", True, "x")
@@ -161,9 +155,7 @@ def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
         ([10**30], f"has token {10**30}, the vocabulary ends at 31"),
     ],
 )
-def test_what_cannot_be_tokens_of_the_target_is_refused(
-    content: str | list[int], says: str, pair: ModelPair
-) -> None:
+def test_what_cannot_be_tokens_of_the_target_is_refused(content, says, pair):
     """An end that a tokenizer cannot spell otherwise, text without a token, ids of no token."""
     where = "responses.path: f line 2"
     with pytest.raises(UserError, match=rf"^{where} {says}"):
@@ -197,7 +189,7 @@ NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
         ([], r"a.jsonl has no response to p0 \(4 of 4 prompts lack one\)"),
     ],
 )
-def test_bad_files_are_refused_by_line(rows: list[Any], message: str, tmp_path: Path) -> None:
+def test_bad_files_are_refused_by_line(rows, message, tmp_path):
     path = write(tmp_path / "a.jsonl", *rows)
     with pytest.raises(UserError, match=f"^responses\\.path: .*{message}") as error:
         fetch(path)

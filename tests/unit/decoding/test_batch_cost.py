@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def roofline(overhead: float = 0.0) -> Roofline:
     return Roofline(1.0, 0.1, 1.0, 0.5, 2.0, 1e6, 1e5, 100, overhead)
 
 
-def test_a_forward_takes_as_long_as_its_bytes_or_its_operations() -> None:
+def test_a_forward_takes_as_long_as_its_bytes_or_its_operations():
     cost = roofline()
     assert cost.target(1, 5) == pytest.approx(2.0 + 0.1)
     assert cost.target(10, 50) == pytest.approx(2.0 + 1.0)
@@ -29,7 +28,7 @@ def test_a_forward_takes_as_long_as_its_bytes_or_its_operations() -> None:
     assert roofline(0.5).draft(10) == pytest.approx(1.6)
 
 
-def test_the_shares_of_all_requests_are_the_step() -> None:
+def test_the_shares_of_all_requests_are_the_step():
     cost = roofline()
     found = share(cost, 10, 3)
     assert 10 * found.draft == pytest.approx(cost.draft(10))
@@ -38,13 +37,13 @@ def test_the_shares_of_all_requests_are_the_step() -> None:
     assert 10 * found.autoregressive == pytest.approx(cost.target(10, 10))
 
 
-def test_rows_cost_what_is_given() -> None:
+def test_rows_cost_what_is_given():
     cost = PerRow(1.0, 0.5, 0.1, 0.01)
     assert (cost.target(2, 2), cost.target(9, 5)) == (1.5, 3.0)
     assert cost.draft(11) == pytest.approx(0.2)
 
 
-def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft() -> None:
+def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft():
     """Two bytes of every key, value and weight; the output layer is about 8,192 tokens."""
     cost = yaml.safe_load((ROOT / "conf/batch_cost/h100_smollm2.yaml").read_text())
     with safe_open(ROOT / "pairs/smollm2/eagle_layers.safetensors", "pt") as file:
@@ -60,7 +59,7 @@ def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft() -> None:
 TABLE = BatchTable("measured", [1, 4], [1, 3], [[1.0, 2.0], [4.0, 8.0]], [0.1, 0.2])
 
 
-def test_a_table_is_linear_in_between() -> None:
+def test_a_table_is_linear_in_between():
     assert (TABLE.target(1, 1), TABLE.target(4, 12), TABLE.draft(4)) == (1, 8, 0.2)
     assert TABLE.target(1, 2) == pytest.approx(1.5)
     assert TABLE.target(4, 6) == pytest.approx(5)  # a row and a half of each
@@ -68,7 +67,7 @@ def test_a_table_is_linear_in_between() -> None:
     assert TABLE.draft(2) == pytest.approx(0.1 + 0.1 / 3)
 
 
-def test_beyond_a_table_nothing_is_known() -> None:
+def test_beyond_a_table_nothing_is_known():
     with pytest.raises(UserError, match="^batch: expected at most 4"):
         TABLE.draft(5)
     with pytest.raises(UserError, match="^batch: expected at most 4"):
@@ -77,7 +76,7 @@ def test_beyond_a_table_nothing_is_known() -> None:
         TABLE.target(1, 4)
 
 
-def test_any_costs_fit_a_table() -> None:
+def test_any_costs_fit_a_table():
     cost = roofline()
     found = tabled(cost, [1, 10, 40], 3)
     assert found.made == "modelled"
@@ -98,7 +97,7 @@ def test_any_costs_fit_a_table() -> None:
         {"made": "guessed"},
     ],
 )
-def test_a_damaged_table_is_refused_in_one_line(changed: dict[str, object], tmp_path: Path) -> None:
+def test_a_damaged_table_is_refused_in_one_line(changed, tmp_path):
     path, whole = tmp_path / "costs.json", asdict(TABLE)
     path.write_text(json.dumps({"seconds": whole}))
     assert read_batch_cost(path).target(4, 12) == 8

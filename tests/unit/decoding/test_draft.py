@@ -43,7 +43,7 @@ def push(step: DraftStep, tree: DraftTree, token: int) -> None:
     step.tokens.append(token)
 
 
-def test_chain_and_tree_paths() -> None:
+def test_chain_and_tree_paths():
     chain = Draft([0, 1], [5, 6], torch.ones(3, 7))
     assert chain.is_chain and len(chain) == 2
     assert [chain.path(row) for row in range(3)] == [[], [5], [5, 6]]
@@ -52,7 +52,7 @@ def test_chain_and_tree_paths() -> None:
     assert tree.path(3) == [5, 7] and tree.path(2) == [6]
 
 
-def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
+def test_draft_runs_on_what_it_missed_and_then_token_by_token():
     step, tree, lm = new_step()
     torch.testing.assert_close(step.q(), lm.distribution((1, 0, 2)))
     assert lm.length == 3
@@ -65,7 +65,7 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("stop", "forwards"), [(Fixed(2), 2), (Confidence(0.0), 3), (ConfidenceBefore(0.0), 3)]
 )
-def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int) -> None:
+def test_looking_costs_no_more_forwards_than_promised(stop, forwards):
     """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own
     forward."""
     step, tree, _ = new_step()
@@ -78,7 +78,7 @@ def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int
     assert tree.forwards == before + isinstance(stop, ConfidenceBefore)
 
 
-def test_hidden_states_ahead_and_behind() -> None:
+def test_hidden_states_ahead_and_behind():
     step, tree, lm = new_step(layers=(-3, -2, -1))
     with pytest.raises(AssertionError, match="no token drawn yet"):
         step.drawn_unwarped_q()
@@ -94,7 +94,7 @@ def test_hidden_states_ahead_and_behind() -> None:
     torch.testing.assert_close(ahead, again)
 
 
-def test_belief_is_the_unwarped_draft() -> None:
+def test_belief_is_the_unwarped_draft():
     step, tree, lm = new_step(Warp(0.0))
     distribution = lm.distribution((1, 0, 2))
     assert step.q().max() == 1
@@ -103,13 +103,13 @@ def test_belief_is_the_unwarped_draft() -> None:
     assert step.drawn_unwarped_q() == pytest.approx(distribution.max().item())
 
 
-def test_a_token_of_probability_zero_cannot_have_been_drawn() -> None:
+def test_a_token_of_probability_zero_cannot_have_been_drawn():
     step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
         push(step, tree, int(lm.distribution((1, 0, 2)).argmin()))
 
 
-def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
+def test_tree_runs_a_layer_in_one_forward_and_sees_each_path():
     tree, lm = new_tree()
     first, second = (keep(tree, 0, token) for token in (1, 2))
     tree.run([first, second])
@@ -127,7 +127,7 @@ def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     assert draft.children() == [[1, 3], [2], [], [4], []]
 
 
-def test_tree_settles_on_the_accepted_path() -> None:
+def test_tree_settles_on_the_accepted_path():
     """The cache keeps what the draft has run on; the rest is caught up by the next round."""
     for path, committed, length in [([3, 4], 6, 5), ([1, 2], 6, 4), ([1], 5, 4), ([], 4, 3)]:
         tree, lm = new_tree()
@@ -143,7 +143,7 @@ def test_tree_settles_on_the_accepted_path() -> None:
         torch.testing.assert_close(following, lm.distribution((*kept, 1)))
 
 
-def test_an_untouched_tree_is_an_empty_draft() -> None:
+def test_an_untouched_tree_is_an_empty_draft():
     tree, lm = new_tree()
     assert len(tree.draft()) == 0 and len(tree.draft().q) == 1
     tree.settle([], 4)
@@ -177,7 +177,7 @@ def counted(parents: list[int], order: Sequence[int], prefix: int, block: int) -
 @pytest.mark.parametrize(
     ("nodes", "prefix", "block"), [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (40, 3, 1)]
 )
-def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
+def test_blocks_are_counted(nodes, prefix, block):
     parents = random_parents(nodes, nodes)
     for order in (depth_first(parents), breadth_first(parents), heavy_path(parents)):
         found = blocks(parents, order, prefix, block)
@@ -185,7 +185,7 @@ def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
         assert block > 1 or found == blocks(parents, range(nodes + 1), prefix, 1), "who sees whom"
 
 
-def test_orders_of_a_small_tree() -> None:
+def test_orders_of_a_small_tree():
     """1 and 2 below the root, 3 and 4 below 2, 5 below 1, 6 below 4."""
     parents = [0, 0, 2, 2, 1, 4]
     assert depth_first(parents) == [0, 1, 5, 2, 3, 4, 6] and depth_first([]) == [0]
@@ -198,7 +198,7 @@ def test_orders_of_a_small_tree() -> None:
 @pytest.mark.parametrize(
     "parents", [random_parents(768, 0), dyspec_parents(768)], ids=["random", "dyspec"]
 )
-def test_depth_first_order_has_far_fewer_blocks(parents: list[int]) -> None:
+def test_depth_first_order_has_far_fewer_blocks(parents):
     """DySpec reports 366 -> 218 for 768 nodes with the prefix."""
     ordered = blocks(parents, depth_first(parents), prefix=128)
     assert ordered < 0.65 * blocks(parents, range(769), prefix=128)

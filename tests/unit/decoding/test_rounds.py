@@ -2,7 +2,6 @@
 where the response ends nothing behind the end counts as accepted."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import RequestState
 from decoding.engines.serial import SerialEngine
-from decoding.interfaces import DraftStructure, LMOutput
+from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
@@ -85,7 +84,7 @@ every_engine = pytest.mark.parametrize("name", ENGINES)
 
 @every_engine
 @pytest.mark.parametrize(("vocab", "prompt"), [(2, [1]), (5, [3]), (5, [1, 2, 3])])
-def test_greedy_output_is_autoregressive(name: str, vocab: int, prompt: list[int]) -> None:
+def test_greedy_output_is_autoregressive(name, vocab, prompt):
     models = pair(vocab)
     expected = AutoregressiveEngine(models, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
     trace = ENGINES[name](models, GREEDY).decode(prompt, 40, Sampler.seeded(1))
@@ -98,7 +97,7 @@ def test_greedy_output_is_autoregressive(name: str, vocab: int, prompt: list[int
         assert sum(trace.stages.values()) <= trace.decode_seconds
 
 
-def test_rounds_of_a_chain_add_up() -> None:
+def test_rounds_of_a_chain_add_up():
     models = pair()
     trace = ENGINES["chain"](models).decode([1, 2], 50, Sampler.seeded(3))
     for r in trace.rounds:
@@ -114,7 +113,7 @@ def test_rounds_of_a_chain_add_up() -> None:
 
 @every_engine
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_a_draft_is_limited_by_what_may_still_be_committed(name: str, length: int) -> None:
+def test_a_draft_is_limited_by_what_may_still_be_committed(name, length):
     left = length
     for r in ENGINES[name](pair()).decode(PROMPT, length, Sampler.seeded(0)).rounds:
         assert r.depth <= left - (name not in ("branch point", "specbranch", "a priori", "pearl"))
@@ -124,7 +123,7 @@ def test_a_draft_is_limited_by_what_may_still_be_committed(name: str, length: in
 
 @every_engine
 @pytest.mark.parametrize("eos", range(5))
-def test_eos_ends_the_draft_and_the_output(name: str, eos: int) -> None:
+def test_eos_ends_the_draft_and_the_output(name, eos):
     models, ids = pair(), frozenset({eos})
     plain = AutoregressiveEngine(models, GREEDY, ids).decode(PROMPT, 30, Sampler.seeded(0))
     trace = ENGINES[name](models, GREEDY, eos_ids=ids).decode(PROMPT, 30, Sampler.seeded(0))
@@ -134,7 +133,7 @@ def test_eos_ends_the_draft_and_the_output(name: str, eos: int) -> None:
 
 
 @every_engine
-def test_an_accepted_eos_has_no_bonus_token(name: str) -> None:
+def test_an_accepted_eos_has_no_bonus_token(name):
     always = TableLM(lambda context: torch.tensor([0.0, 1.0]).double())
     models = SimpleNamespace(target=always, draft=TableLM(always.table))
     trace = ENGINES[name](models, eos_ids=frozenset({1})).decode([0, 1, 0], 9, Sampler.seeded(0))
@@ -143,7 +142,7 @@ def test_an_accepted_eos_has_no_bonus_token(name: str) -> None:
 
 
 @every_engine
-def test_the_output_fits_the_context_and_bad_requests_are_refused(name: str) -> None:
+def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
     engine = ENGINES[name](pair(max_length=8), GREEDY)
     assert len(engine.decode([1, 2, 3], 99, Sampler.seeded(0)).tokens) == 5
     for prompt, most, key in [
@@ -159,7 +158,7 @@ def test_the_output_fits_the_context_and_bad_requests_are_refused(name: str) -> 
 
 
 @every_engine
-def test_accepted_counts_what_a_cut_round_has_kept(name: str) -> None:
+def test_accepted_counts_what_a_cut_round_has_kept(name):
     """One response ended after its first token, its second, and so on."""
     engine, cut = ENGINES[name](pair(), GREEDY if name == "lookup" else OFF), 0
     whole = engine.decode(PROMPT, 30, Sampler.seeded(0))
@@ -183,7 +182,7 @@ def test_accepted_counts_what_a_cut_round_has_kept(name: str) -> None:
     assert cut or name == "plain", "some rounds were cut"
 
 
-def test_a_stopping_criterion_of_generate_cuts_alike() -> None:
+def test_a_stopping_criterion_of_generate_cuts_alike():
     models, prompt = tiny_pair(), [3, 7, 1, 9, 4, 3, 7, 1]
     asked = {"custom_generate": speculate, "draft": models, "do_sample": False, "stop": Fixed(5)}
     for length in range(1, 12):
@@ -199,7 +198,7 @@ def test_a_stopping_criterion_of_generate_cuts_alike() -> None:
         assert len(trace.tokens) == length and not broken_invariants(trace, 20, frozenset())
 
 
-def test_whoever_ends_a_response_hears_every_token_an_eos_included() -> None:
+def test_whoever_ends_a_response_hears_every_token_an_eos_included():
     def request(ends: Any, eos: frozenset[int] = frozenset()) -> RequestState:
         text = torch.zeros(7, dtype=torch.long)
         return RequestState(text, text[:2], 5, eos, ends=ends)
@@ -226,7 +225,7 @@ def rows_to(round_: RoundTrace, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["chain", "block", "tree", "lookahead", "specbranch"])
-def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name: str) -> None:
+def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name):
     models = pair()
     trace = ENGINES[name](models).decode([1, 2], 60, Sampler.seeded(0))
     committed, read = [1, 2], 0
@@ -245,7 +244,7 @@ def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name
         assert any(unread) and all(p is None for tail in unread for p in tail)
 
 
-def test_nothing_is_warped_for_the_record() -> None:
+def test_nothing_is_warped_for_the_record():
     rows = WarpedRows(torch.zeros(3, 4), OFF)
     rows[1]
     assert rows.drawn([0, 1, 1, 2], [0, 3, 2, 1]) == [None, 0.25, 0.25, None]
@@ -268,7 +267,7 @@ class Watching(Never):
 @pytest.mark.parametrize(
     "structure", [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
 )
-def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftStructure) -> None:
+def test_rules_see_the_last_verified_position_after_any_draft(structure):
     """That of committed[-2], also where the last token is an open leaf, against a target that
     decodes from scratch."""
     models, stop = pair(), Watching()
@@ -303,9 +302,7 @@ def noted(lm: Any, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:
 
 
 @pytest.mark.parametrize("length", [5, 60])
-def test_prefill_returns_one_position_for_hrad(
-    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_returns_one_position_for_hrad(length, tmp_path, monkeypatch):
     models, reads = tiny_pair(), Inputs((), LAYERS, token=True)
     width = (len(LAYERS) + 1) * WIDTH
     checkpoint = write_checkpoint(tmp_path / "hrad", "hrad", width, inputs=reads)
@@ -319,9 +316,7 @@ def test_prefill_returns_one_position_for_hrad(
     assert [output.hidden.shape for output in rounds] == [(2, n, WIDTH) for n in drafted]
 
 
-def test_a_head_on_the_draft_gets_the_layer_it_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_on_the_draft_gets_the_layer_it_reads(tmp_path, monkeypatch):
     models = tiny_pair()
     head = write_checkpoint(tmp_path / "head", "specdecpp", WIDTH)
     draft, target = noted(models.draft, monkeypatch), noted(models.target, monkeypatch)
@@ -332,7 +327,7 @@ def test_a_head_on_the_draft_gets_the_layer_it_reads(
     assert all(output.hidden is None for output in target)
 
 
-def test_layers_and_rows_are_those_of_all() -> None:
+def test_layers_and_rows_are_those_of_all():
     target, tokens = tiny_pair().target, torch.arange(1, 12)
     every = target.forward(tokens, hidden=range(-5, 0)).hidden
     for layers in ((-1,), (-4, -2), (-2, -4), (-5, -1)):

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def direct_sum(shape: Shape, acceptance: list[float]) -> float:
 
 
 @pytest.mark.parametrize("acceptance", VECTORS)
-def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
+def test_programme_finds_the_best_of_all_trees(acceptance):
     programme, trees = Programme(acceptance, 8, 4), 0
     for rows in range(2, 9):
         found: dict[int, float] = {}
@@ -99,7 +98,7 @@ def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
     print(f"{trees} trees")
 
 
-def test_nodes_beyond_the_support_are_still_planned() -> None:
+def test_nodes_beyond_the_support_are_still_planned():
     """A greedy draft has one candidate: the others are worth nothing, but a tree of that size
     exists."""
     programme = Programme([0.5, 0.0, 0.0], 6, 2)
@@ -109,7 +108,7 @@ def test_nodes_beyond_the_support_are_still_planned() -> None:
     assert [plan.nodes for plan in plans] == [1, 2, 3, 4, 5]
 
 
-def test_trees_come_depth_first() -> None:
+def test_trees_come_depth_first():
     tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
     assert all(parent < row for row, parent in enumerate(tree, 1))
     draft = Draft(tree, [0] * 39, torch.zeros(40, 1))
@@ -120,12 +119,12 @@ def test_trees_come_depth_first() -> None:
     assert order == list(range(40))
 
 
-def test_layers_of_a_tree() -> None:
+def test_layers_of_a_tree():
     assert layer_rows([0, 1, 1, 0, 4, 5]) == [1, 2, 1]
     assert layer_rows([0, 0, 0]) == [1]
 
 
-def test_plans_minimise_modelled_seconds_per_token() -> None:
+def test_plans_minimise_modelled_seconds_per_token():
     """Against every tree of the programme, priced by hand: l draft calls and one target call."""
     programme = Programme([0.6, 0.2], 12, 5)
     plans = best_plans(programme, lambda rows: 1.0, lambda rows: 3.0 + 0.5 * rows)
@@ -141,7 +140,7 @@ def test_plans_minimise_modelled_seconds_per_token() -> None:
     assert isinstance(plans[0], Plan) and plans[0].parents == [0]
 
 
-def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
+def test_each_layer_is_priced_by_the_rows_the_draft_runs_on():
     """A layer that is drawn from n rows costs 1 + n."""
     programme = Programme([0.6, 0.2], 7, 2)
     every = best_plans(programme, lambda rows: 1.0 + rows, lambda rows: 3.0)
@@ -187,7 +186,7 @@ def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("case", range(12))
 @pytest.mark.few(3)
-def test_acceptance_of_each_sibling(case: int) -> None:
+def test_acceptance_of_each_sibling(case):
     p, q = list(instances())[case]
     n = 20_000
     found = sibling_acceptance(
@@ -203,19 +202,19 @@ def test_acceptance_of_each_sibling(case: int) -> None:
 # Costs --------------------------------------------------------------------------------------------
 
 
-def test_cost_is_linear_between_measurements() -> None:
+def test_cost_is_linear_between_measurements():
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (1, 2, 3, 6, 9)] == [1.0, 1.5, 2.0, 5.0, 8.0]
 
 
-def test_rows_beyond_the_last_measured_one_cost_the_mean_of_the_others() -> None:
+def test_rows_beyond_the_last_measured_one_cost_the_mean_of_the_others():
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (9, 10, 20)] == pytest.approx([8.0, 8 + 7 / 8, 8 + 11 * 7 / 8])
     assert MeasuredCost([2, 4], [3.0, 2.0]).of(np.array([1, 4, 9])).tolist() == [3.0, 2.0, 2.0]
     assert MeasuredCost([1], [3.0])(20) == 3.0, "of one measurement, no slope"
 
 
-def test_measuring_leaves_one_context_and_counts_every_forward() -> None:
+def test_measuring_leaves_one_context_and_counts_every_forward():
     lm, turns = TableLM(random_table(3, seed=0)), []
     cost = measure_cost(lm, torch.tensor([0, 1, 2]), [1, 2, 5], 3, lambda: turns.append(1))
     assert lm.length == 3 and lm.forwards == 1 + 3 * 4 == 1 + len(turns)
@@ -225,7 +224,7 @@ def test_measuring_leaves_one_context_and_counts_every_forward() -> None:
 # The artefact -------------------------------------------------------------------------------------
 
 
-def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
+def test_artefact_becomes_a_structure(tmp_path):
     path = tmp_path / "new" / "tree.json"
     write_artefact(path, {"parents": [0, 0, 0, 1]})
     assert Sequoia(path).max_siblings == 3
@@ -233,7 +232,7 @@ def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
     assert len(list(path.parent.iterdir())) == 1
 
 
-def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_artefact_says_how_to_make_one(tmp_path):
     with pytest.raises(UserError, match=r"structure\.tree: .*is missing\. Make one: .*what=tree"):
         Sequoia(tmp_path / "tree.json")
 
@@ -251,7 +250,7 @@ def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
         '{"format_version": 2, "parents": [0]}',
     ],
 )
-def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_malformed_artefact_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "tree.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"structure\.tree: .*tune\.py what=tree") as error:

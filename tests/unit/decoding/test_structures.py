@@ -93,7 +93,7 @@ TREES = {
 @pytest.mark.parametrize("max_new", [1, 2, 3, 20])
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.few(16)
-def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) -> None:
+def test_no_path_is_too_long_and_nothing_follows_eos(name, max_new):
     structure, ended = TREES[name], 0
     distribution = iid if name == "specinfer" else without_replacement
     for seed in range(15):
@@ -106,7 +106,7 @@ def test_no_path_is_too_long_and_nothing_follows_eos(name: str, max_new: int) ->
     assert ended or max_new == 1 or name == "lookup"
 
 
-def test_siblings_of_a_distribution_without_replacement_differ() -> None:
+def test_siblings_of_a_distribution_without_replacement_differ():
     for name in ("tree", "static", "heap", "layers", "branch_point"):
         _, draft = grown(TREES[name], without_replacement, Fixed(3))
         for rows in draft.children():
@@ -117,7 +117,7 @@ def test_siblings_of_a_distribution_without_replacement_differ() -> None:
 # Branch point -------------------------------------------------------------------------------------
 
 
-def test_branch_point_is_a_chain_with_open_leaves() -> None:
+def test_branch_point_is_a_chain_with_open_leaves():
     tree, draft = grown(BranchPoint(20, 3), without_replacement, Fixed(4))
     assert draft.parent == [0, 1, 2, 3, 4, 4, 4] and draft.open == 3 and draft.closed == 4
     assert tree.forwards == 5 and len(set(draft.token[4:])) == 3
@@ -146,15 +146,13 @@ def test_branch_point_is_a_chain_with_open_leaves() -> None:
         (StaticTree([0, 1, 2, 0]), without_replacement, [2, 1, 1], 3),
     ],
 )
-def test_static_trees_cost_one_forward_per_layer(
-    structure: StaticTree, distribution: SiblingSampler, nodes: list[int], layers: int
-) -> None:
+def test_static_trees_cost_one_forward_per_layer(structure, distribution, nodes, layers):
     tree, draft = grown(structure, distribution)
     assert [depths(draft).count(layer + 1) for layer in range(len(nodes))] == nodes
     assert len(draft) == sum(nodes) and tree.forwards == layers
 
 
-def test_the_bth_candidate_gets_the_bth_subtree() -> None:
+def test_the_bth_candidate_gets_the_bth_subtree():
     """Top tokens come in order, so every draw is known."""
     _, draft = grown(StaticTree([0, 0, 2, 2, 4]), top_tokens)
     lm = TableLM(TABLE)
@@ -168,13 +166,13 @@ def test_the_bth_candidate_gets_the_bth_subtree() -> None:
     assert draft.token == [first, second, *below, ranked(second, below[1])[0]]
 
 
-def test_paths_share_the_root_only_and_keep_duplicates() -> None:
+def test_paths_share_the_root_only_and_keep_duplicates():
     certain = TableLM(lambda context: torch.tensor([0.0, 1.0]).double()).table
     _, draft = grown(ParallelPaths(3, 2), iid, table=certain, committed=torch.tensor([1, 1]))
     assert draft.parent == [0, 1, 0, 3, 0, 5] and draft.token == [1] * 6
 
 
-def test_an_exhausted_distribution_leaves_the_rest_of_the_plan_out() -> None:
+def test_an_exhausted_distribution_leaves_the_rest_of_the_plan_out():
     two = {"table": random_table(2, seed=1), "committed": torch.tensor([1, 0])}
     tree, draft = grown(WidthTree([3, 3]), without_replacement, **two)
     assert draft.parent == [0, 1, 1, 0, 4, 4] and tree.forwards == 2
@@ -204,7 +202,7 @@ def values(draft: Draft) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_heap_always_takes_the_most_valuable_draw(seed: int) -> None:
+def test_heap_always_takes_the_most_valuable_draw(seed):
     """So no draw it left out is worth more than one it took: neither a next sibling nor a first
     child."""
     sizes = [len(grown(DySpecHeap(budget), seed=seed)[1]) for budget in (1, 2, 7, 12)]
@@ -222,7 +220,7 @@ def test_heap_always_takes_the_most_valuable_draw(seed: int) -> None:
     assert tree.forwards == sum(bool(rows) for rows in children), "one for each node with children"
 
 
-def test_a_heap_ends_with_what_can_be_drawn() -> None:
+def test_a_heap_ends_with_what_can_be_drawn():
     tree, draft = grown(DySpecHeap(5), warp=Warp(0.0))
     assert draft.is_chain and len(draft) == tree.forwards == 5, "of a greedy draft"
     table = random_table(2, seed=1)
@@ -231,7 +229,7 @@ def test_a_heap_ends_with_what_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_layers_take_every_draw_above_the_threshold(seed: int) -> None:
+def test_layers_take_every_draw_above_the_threshold(seed):
     tree, draft = grown(DySpecLayers(0.05, 1000), seed=seed)
     worth, children = values(draft), draft.children()
     assert min(worth) > 0.05
@@ -241,7 +239,7 @@ def test_layers_take_every_draw_above_the_threshold(seed: int) -> None:
     assert len(deeper.token) > len(draft)
 
 
-def test_the_cap_refuses_draws_and_takes_none_back() -> None:
+def test_the_cap_refuses_draws_and_takes_none_back():
     sizes = [len(grown(DySpecLayers(0.01, cap))[1]) for cap in (1, 2, 5, 30)]
     assert sizes == [1, 2, 5, 30]
     tree, _ = grown(DySpecLayers(0.01, 1))
@@ -251,7 +249,7 @@ def test_the_cap_refuses_draws_and_takes_none_back() -> None:
     assert capped.token == full.token[:4] and capped.parent == full.parent[:4]
 
 
-def test_a_binding_cap_serves_the_more_valuable_row() -> None:
+def test_a_binding_cap_serves_the_more_valuable_row():
     """Room for one draw below two rows: it goes to the likelier token, drawn first or second."""
     likely = torch.tensor([0.3, 0.7], dtype=torch.float64)
     given = {"table": lambda context: likely, "committed": torch.tensor([1, 0])}
@@ -268,7 +266,7 @@ def test_a_binding_cap_serves_the_more_valuable_row() -> None:
 
 
 @pytest.mark.parametrize("build", [lambda: Lookup(1, 2, 3), lambda: Sources(4, 1, 2, 4)])
-def test_a_shortest_ending_longer_than_the_longest_is_refused(build) -> None:
+def test_a_shortest_ending_longer_than_the_longest_is_refused(build):
     with pytest.raises(UserError, match=r"^structure\.ngram_min: expected at most .* = 1, got 2"):
         build()
 
@@ -286,18 +284,18 @@ def test_a_shortest_ending_longer_than_the_longest_is_refused(build) -> None:
         ([1, 2, 1], 0, []),
     ],
 )
-def test_lookup_copies_what_followed(text: list[int], count: int, expected: list[int]) -> None:
+def test_lookup_copies_what_followed(text, count, expected):
     match = longest_match(torch.tensor(text), range(3, 0, -1))
     assert (following(torch.tensor(text), match[0], count) if match else []) == expected
 
 
-def test_lookup_looks_for_n_grams_of_the_lengths_asked_for() -> None:
+def test_lookup_looks_for_n_grams_of_the_lengths_asked_for():
     text = torch.tensor([5, 1, 2, 7, 0, 2])
     assert longest_match(text, range(3, 0, -1)) == (3, 1)
     assert longest_match(text, range(3, 1, -1)) is None
 
 
-def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
+def test_lookup_is_a_chain_of_point_masses_without_forwards():
     tree, draft = grown(Lookup(3, 1, 4), committed=torch.tensor([1, 2, 3, 4, 1, 2]))
     assert draft.is_chain and draft.token == [3, 4, 1, 2] and tree.forwards == 0
     assert all(q[token] == 1 == q.sum() for q, token in zip(draft.q[:4], draft.token, strict=True))
@@ -308,7 +306,7 @@ def test_lookup_is_a_chain_of_point_masses_without_forwards() -> None:
 
 @pytest.mark.filterwarnings("ignore:pair.draft. its context holds")
 @pytest.mark.parametrize("structure", [Lookup(3, 1, 4), Chain(4)])
-def test_no_draft_limits_the_output(structure: DraftStructure) -> None:
+def test_no_draft_limits_the_output(structure):
     pair = SimpleNamespace(target=TableLM(TABLE, max_length=32), draft=TableLM(TABLE, max_length=8))
     engine = SerialEngine(pair, structure, Never(), TokenVerifier(), Warp(), Warp())
     assert len(engine.decode([1, 2, 1, 2], 99, Sampler.seeded(0)).tokens) == 28
@@ -329,7 +327,7 @@ class Counting(Fixed):
         return super().should_stop(step)
 
 
-def test_a_match_is_copied_without_asking_or_running_anything() -> None:
+def test_a_match_is_copied_without_asking_or_running_anything():
     stop = Counting(3)
     tree, draft = grown(Sources(5, 3, 2, 2), stop=stop, committed=torch.tensor([1, 2, 3, 4, 1, 2]))
     assert draft.token == [3, 4, 1, 2] and draft.is_chain and tree.forwards == 0 and not stop.seen
@@ -338,7 +336,7 @@ def test_a_match_is_copied_without_asking_or_running_anything() -> None:
     assert ended.token == [3, 4]
 
 
-def test_grown_drafts_copy_where_the_committed_text_repeats_itself() -> None:
+def test_grown_drafts_copy_where_the_committed_text_repeats_itself():
     says, copies = Saying(lambda depth: (0.9, 0.8, 0.0, 0.0)), Copies(3, 2, 2)
     structure = grown_by_value(says, budget=4, copies=copies)
     text = torch.tensor([1, 2, 3, 4, 1, 2])
@@ -352,7 +350,7 @@ def test_grown_drafts_copy_where_the_committed_text_repeats_itself() -> None:
 
 
 @pytest.mark.parametrize("gamma", [1, 3])
-def test_without_a_match_it_draws_as_a_chain_until_there_is_one(gamma: int) -> None:
+def test_without_a_match_it_draws_as_a_chain_until_there_is_one(gamma):
     text, kinds = [0, 1, 2, 3, 1], set()
     for seed in range(40):
         stop = Counting(gamma)
@@ -369,7 +367,7 @@ def test_without_a_match_it_draws_as_a_chain_until_there_is_one(gamma: int) -> N
     assert kinds == {0, 4}, "rounds of one source, and of both"
 
 
-def test_the_draft_reads_accepted_copies_when_it_draws_again() -> None:
+def test_the_draft_reads_accepted_copies_when_it_draws_again():
     pair = SimpleNamespace(target=TableLM(TABLE), draft=TableLM(TABLE))
     engine = SerialEngine(pair, Sources(4, 2, 2, 1), Fixed(2), TokenVerifier(), Warp(), Warp())
     copied_then_drawn = 0
@@ -397,7 +395,7 @@ def likeliest(width: int, depth: int, nodes: int) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 9])
-def test_the_likeliest_paths_are_kept(nodes: int) -> None:
+def test_the_likeliest_paths_are_kept(nodes):
     tree, draft = grown(Reranked(5, 3, nodes), top_tokens)
     assert {tuple(draft.path(row)) for row in range(1, len(draft) + 1)} == likeliest(5, 3, nodes)
     assert tree.forwards == 3 and len(draft) == nodes
@@ -405,6 +403,6 @@ def test_the_likeliest_paths_are_kept(nodes: int) -> None:
 
 
 @pytest.mark.parametrize(("max_new", "longest"), [(1, 0), (2, 1), (3, 2)])
-def test_ends_of_the_output_and_of_the_text(max_new: int, longest: int) -> None:
+def test_ends_of_the_output_and_of_the_text(max_new, longest):
     _, draft = grown(Reranked(3, 4, 20), top_tokens, max_new=max_new, eos_ids=EOS)
     check_sound(draft, longest, EOS)

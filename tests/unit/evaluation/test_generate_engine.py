@@ -54,9 +54,7 @@ def decoded(used: Any, prompt: torch.Tensor = PROMPT, count: int = 20, seed: int
 
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
-def test_greedy_output_is_that_of_our_plain_decoding(
-    assistant: bool, settings: dict[str, Any]
-) -> None:
+def test_greedy_output_is_that_of_our_plain_decoding(assistant, settings):
     ours = decoded(AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()))
     found = decoded(engine(Warp(0.0), assistant, settings))
     assert found.tokens == ours.tokens and found.prompt_tokens == 5 and found.seconds > 0
@@ -70,8 +68,8 @@ def test_greedy_output_is_that_of_our_plain_decoding(
 @pytest.mark.parametrize(("assistant", "settings"), [*METHODS, (True, DYNAMIC), (True, HEURISTIC)])
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
 def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
-    warp: Warp, assistant: bool, settings: dict[str, Any]
-) -> None:
+    warp, assistant, settings
+):
     """So accepted tokens per round are those per verified draft: where there are drafts, the first
     forward has one."""
     used, rows = engine(warp, assistant, settings), list[int]()
@@ -86,9 +84,7 @@ def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
 @pytest.mark.parametrize("warp", [Warp(1.0), Warp(0.7, 6, 0.9)])
-def test_the_distribution_is_the_target_after_our_warp(
-    warp: Warp, assistant: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_distribution_is_the_target_after_our_warp(warp, assistant, settings, monkeypatch):
     """Every distribution that it samples or verifies by, row by row: a row goes with one more token
     than the one before."""
     seen: list[torch.Tensor] = []
@@ -120,9 +116,7 @@ def test_the_distribution_is_the_target_after_our_warp(
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
 @pytest.mark.slow
-def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
-    warp: Warp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp, monkeypatch):
     """Prompts and responses of several lengths share the cache's length, so nothing is compiled
     after the first."""
     # torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked
@@ -136,7 +130,7 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
 
 
 @pytest.mark.slow
-def test_code_is_compiled_or_a_line_says_why_not() -> None:
+def test_code_is_compiled_or_a_line_says_why_not():
     def why(settings: Any) -> str | None:
         return not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
 
@@ -149,13 +143,13 @@ def test_code_is_compiled_or_a_line_says_why_not() -> None:
     assert line is not None and "transformers" in line
 
 
-def test_a_seed_is_a_response() -> None:
+def test_a_seed_is_a_response():
     used = engine(Warp(1.0), True, TWO)
     again = [decoded(used, count=12, seed=seed).tokens for seed in (1, 1, 2)]
     assert again[0] == again[1] != again[2]
 
 
-def test_no_filter_is_no_filter() -> None:
+def test_no_filter_is_no_filter():
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     assert warp_settings(Warp(1.0)) == sampled
     assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
@@ -164,6 +158,6 @@ def test_no_filter_is_no_filter() -> None:
 
 
 @pytest.mark.parametrize("models", [{}, {"target": "a", "draft": "b"}])
-def test_models_that_are_no_pair_are_refused_in_a_line(models: dict[str, str]) -> None:
+def test_models_that_are_no_pair_are_refused_in_a_line(models):
     with pytest.raises(UserError, match=r"^engine\.models: expected the settings of a pair, got"):
         generate.plain(OmegaConf.create(models), *(None,) * 4)  # type: ignore[arg-type]

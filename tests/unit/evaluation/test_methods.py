@@ -61,9 +61,7 @@ TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
         ({"stop": {**STOP, "_target_": "decoding.stopping.confidence.Confidence"}}, LEFT_OUT),
     ],
 )
-def test_a_method_like_the_tuned_one_gets_its_threshold(
-    changed: dict[str, Any], expected: tuple[float | None, str]
-) -> None:
+def test_a_method_like_the_tuned_one_gets_its_threshold(changed, expected):
     cfg = config(**changed)
     before = copy.deepcopy(cfg)
     methods, lines = tuned_methods(cfg, ["adaedl"], FOUND, [])
@@ -73,7 +71,7 @@ def test_a_method_like_the_tuned_one_gets_its_threshold(
     assert (threshold, lines[1]) == expected
 
 
-def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for() -> None:
+def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for():
     file, cfg = copy.deepcopy(FOUND), config()
     file["results"]["chosen"] = {
         "advice": thresholds.NO_ADVICE,
@@ -105,9 +103,7 @@ def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for(
         ),
     ],
 )
-def test_thresholds_of_another_machine_come_with_a_warning(
-    there: dict[str, Any], words: str | None
-) -> None:
+def test_thresholds_of_another_machine_come_with_a_warning(there, words):
     command = "python scripts/tune.py cost=measured pair.dtype=auto seed=1"
     file = FOUND | {"measured_on": HERE | there, "command": command}
     warnings = tuned_elsewhere(config(), file, ["pair.dtype=float32", "limit=9"], HERE)
@@ -116,7 +112,7 @@ def test_thresholds_of_another_machine_come_with_a_warning(
     assert warnings == ([line] if words else [])
 
 
-def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
+def test_every_combination_is_tried_and_the_fastest_chosen():
     cfg = config()
     cfg.tried = {"adaedl": {"stop": {"threshold": [0.1, 0.2], "kappa": [1]}}}
     ways = alternatives(cfg, "adaedl", [])
@@ -130,7 +126,7 @@ def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
     assert not alternatives(cfg, "autoregressive", [])
 
 
-def test_a_method_that_nothing_was_chosen_for_says_its_caution() -> None:
+def test_a_method_that_nothing_was_chosen_for_says_its_caution():
     careful, plain = SimpleNamespace(caution="not tuned"), SimpleNamespace(caution="")
     engines = {"untuned": careful, "tuned": careful, "plain": plain}
     empty = OmegaConf.create({})

@@ -66,16 +66,16 @@ GROWING = overlapped(2, 1, 3, [[1, 2, 3], [1], [1, 2]])
         ),
     ],
 )
-def test_modelled_seconds(rounds: list[RoundTrace], devices: Devices, seconds: float) -> None:
+def test_modelled_seconds(rounds, devices, seconds):
     assert modelled_seconds(trace(*rounds), devices) == pytest.approx(seconds)
 
 
-def test_rows_of_branches() -> None:
+def test_rows_of_branches():
     """The tip's own forward, then two that grow, then one."""
     assert branch_rows(GROWING.overlap, 3) == [1, 2, 1]
 
 
-def test_counts_and_prices_of_both_models_side_by_side() -> None:
+def test_counts_and_prices_of_both_models_side_by_side():
     def round_(pending: int, accepted: int, branch: bool, steps: int, lost: int) -> RoundTrace:
         found = chain(pending + 1, accepted + 1, forwards=3)
         found.accepted, found.draft_parents = accepted + branch, [*range(pending), pending]
@@ -93,7 +93,7 @@ def test_counts_and_prices_of_both_models_side_by_side() -> None:
     assert over(each, each, "lost", "steps") == (1, 1, 1)
 
 
-def test_speedup_is_per_token() -> None:
+def test_speedup_is_per_token():
     drafting = trace(overlapped(3, 0, 4, [[1]], committed=4))
     traces = {"autoregressive": [trace(*[chain(0)] * 6)], "m": [drafting], "nothing": [trace()]}
     found = compare(priced(timed(traces), traces, [5], None, []), below="modelled c=5")
@@ -105,7 +105,7 @@ def test_speedup_is_per_token() -> None:
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
+def test_expected_rounds_is_the_mean_over_all_coins(gamma):
     chance = [0.3, 0.0, 0.9, 1.0, 0.5]
 
     def rounds(coins: tuple[bool, ...]) -> int:
@@ -125,7 +125,7 @@ def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
     assert expected_rounds([[1.0] * 6, [0.0] * 6], gamma) == 3
 
 
-def test_the_bound_takes_the_best_length() -> None:
+def test_the_bound_takes_the_best_length():
     devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
     for chance, gamma, tokens, speedup in (
         (torch.ones(1, 40), 3, 4, 4 / 1.3),
@@ -136,7 +136,7 @@ def test_the_bound_takes_the_best_length() -> None:
         assert bound.speedup == pytest.approx(speedup)
 
 
-def test_a_draft_matches_itself_and_greedy_chances_are_agreements() -> None:
+def test_a_draft_matches_itself_and_greedy_chances_are_agreements():
     pair, prompt = tiny_pair(), torch.tensor([3, 4, 5])
     greedy, warp, response = Warp(0.0), Warp(1.0), list[int]()
     for _ in range(12):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -62,7 +61,7 @@ def priced(speed: float) -> dict:
     return {"all": {"without_branch": figures}}
 
 
-def test_estimates_of_a_run() -> None:
+def test_estimates_of_a_run():
     run = next(run for run in runs(compared()) if run.name == "without_branch")
     assert run.estimate(SPEEDUP) == (2, 4 / 3, 4), "8 tokens in 4 s over 8 in 8; b alone 4/3, a 4"
     assert run.estimate(CALLS) == (pytest.approx(8 / 3), 2, 4)
@@ -72,7 +71,7 @@ def test_estimates_of_a_run() -> None:
     assert run.modelled_speedup(2.0) == pytest.approx((16 / 13, 8 / 8, 8 / 5))
 
 
-def test_the_measured_table() -> None:
+def test_the_measured_table():
     figure = specbranch_speed(compared())
     rows = records_by(figure, "method")
     ours, plainly = rows["without branch"], rows["autoregressive"]
@@ -86,7 +85,7 @@ def test_the_measured_table() -> None:
     assert "bootstrap" in figure.interval and "SpecBranch" in figure.source
 
 
-def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
+def test_the_modelled_table_takes_ratios_and_what_was_priced():
     figure = specbranch_modelled(compared(summary=priced(1.25)))
     rows, stored = records_by(figure, "method"), "speed-up, forwards as measured"
     assert figure.kind == "modelled" and "speed-up, c = 10 low" in figure.columns
@@ -95,7 +94,7 @@ def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
     assert (ours[stored], rows["specbranch"][stored]) == (1.25, None)
 
 
-def test_datasets_together_have_no_stored_price() -> None:
+def test_datasets_together_have_no_stored_price():
     other = evaluation(
         {"specbranch": BESIDE, "without_branch": HRAD},
         {
@@ -117,7 +116,7 @@ def test_datasets_together_have_no_stored_price() -> None:
     assert stored == {"toy": 1.25, "other": 1.5, "all": None}
 
 
-def test_specdecpp_is_known_by_its_stop_rule() -> None:
+def test_specdecpp_is_known_by_its_stop_rule():
     found = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     measured = records_by(specdecpp_speed([*compared(), found]), "method")
     assert measured["stop 50"]["speed-up"] == 2
@@ -126,14 +125,14 @@ def test_specdecpp_is_known_by_its_stop_rule() -> None:
     assert modelled["stop 50"]["speed-up, c = 2"] == pytest.approx(16 / 13)
 
 
-def test_without_ratios_asked_the_papers_are_priced() -> None:
+def test_without_ratios_asked_the_papers_are_priced():
     found = compared()
     del found[0].config["modelled"]
     names = [name for name in specbranch_modelled(found).columns if name.endswith(" low")]
     assert names == [f"speed-up, c = {c} low" for c in (4, 5, 10, 15)]
 
 
-def test_times_of_specbranch_are_of_its_comparison() -> None:
+def test_times_of_specbranch_are_of_its_comparison():
     parts = {"specbranch": BESIDE, "fixed": method("serial", "chain", "token", "fixed")}
     traces = {
         "specbranch": [trace([overlapped(1, 1, 2, 0)])],
@@ -191,7 +190,7 @@ def parts() -> list[Evaluation]:
     return decoded(METHODS, without_hrad=slow, **serial)
 
 
-def test_rollback_rates() -> None:
+def test_rollback_rates():
     figure = rollback_rates(parts())
     rows = records_by(figure, "method")
     assert "autoregressive" not in rows
@@ -201,7 +200,7 @@ def test_rollback_rates() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 18 rounds")
 
 
-def test_ablation_knows_the_parts_by_their_config() -> None:
+def test_ablation_knows_the_parts_by_their_config():
     figure = ablation(parts())
     speeds = {name: row["speed-up"] for name, row in records_by(figure, "method").items()}
     left_out = {"without branches", "without H-RAD"}
@@ -217,7 +216,7 @@ def test_ablation_knows_the_parts_by_their_config() -> None:
     assert modelled.kind == "modelled"
 
 
-def test_datasets_together_are_not_counted_again() -> None:
+def test_datasets_together_are_not_counted_again():
     (found,) = parts()
     traces = {
         name: [*each, *(replace(one, dataset="other") for one in each)]
@@ -228,7 +227,7 @@ def test_datasets_together_are_not_counted_again() -> None:
     assert figure.n == f"4 prompts, {2 * int(ablation([found]).n.split()[2])} rounds"
 
 
-def test_sensitivity_to_epsilon_and_branches() -> None:
+def test_sensitivity_to_epsilon_and_branches():
     by_eps = decoded({"eps_20": specbranch(eps=0.2), "eps_50": specbranch(eps=0.5)})
     figure, modelled = by_value(by_eps, EPSILON), by_value_modelled(by_eps, EPSILON)
     assert figure.column("epsilon") == [0.2, 0.5]
@@ -248,7 +247,7 @@ def test_sensitivity_to_epsilon_and_branches() -> None:
         by_value_modelled(by_eps, BRANCHES)
 
 
-def test_right_and_chosen_lengths_of_one_prompt() -> None:
+def test_right_and_chosen_lengths_of_one_prompt():
     figure = optimal_lengths(parts())
     rows = {
         name: [row[1:] for row in figure.rows if row[0] == name] for name in figure.column("method")
@@ -271,14 +270,14 @@ def test_right_and_chosen_lengths_of_one_prompt() -> None:
         (specdecpp_speed, "specdecpp"),
     ],
 )
-def test_what_is_missing_is_named(build, experiment: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped-def]
     alone = evaluation({"eps_10": BESIDE}, {"autoregressive": PLAIN, "eps_10": BRANCH})
     for evaluations in ([], [alone]):
         with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
             build(evaluations)
 
 
-def test_outputs_that_end_before_anything_is_drafted() -> None:
+def test_outputs_that_end_before_anything_is_drafted():
     (found,) = parts()
     at_once = [trace([chain(0, 0)], 1.0, "a")]
     with pytest.raises(Missing, match="something is drafted"):
@@ -299,7 +298,7 @@ PICTURES = [
 
 
 @pytest.mark.slow
-def test_they_draw(tmp_path: Path) -> None:
+def test_they_draw(tmp_path):
     swept = {"a": specbranch(eps=0.2), "b": specbranch(eps=0.5), "c": specbranch(candidates=4)}
     pictures = list(PICTURES)
     for setting in (EPSILON, BRANCHES):

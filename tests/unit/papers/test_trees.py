@@ -61,7 +61,7 @@ def binary(*depths: int) -> list[Evaluation]:
     return [evaluation(made, {"autoregressive": PLAIN, **dict.fromkeys(made, WIDE)})]
 
 
-def test_tokens_per_call_of_trees() -> None:
+def test_tokens_per_call_of_trees():
     figure = tree_table(wide())
     rows = records_by(figure, "method")
     layers = rows["dyspec layers"]
@@ -71,7 +71,7 @@ def test_tokens_per_call_of_trees() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")
 
 
-def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
+def test_growth_where_sizes_differ_most_at_each_temperature():
     figure = tree_sizes([*wide(), *wide(0.0)])
     assert figure.rows == [
         [temperature, "toy", "dyspec layers", "a", *numbers]
@@ -82,14 +82,14 @@ def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
     assert "single rounds" in figure.interval
 
 
-def test_rules_by_depth() -> None:
+def test_rules_by_depth():
     figure = sibling_rules(binary(2, 3))
     rows = {(row["rule"], row["depth"]) for row in figure.records}
     assert rows == {(rule, depth) for rule in ("RRS", "SpecHub") for depth in (2, 3)}
     assert len(figure.records) == 4 and set(figure.column(CALLS)) == {2}
 
 
-def test_time_of_a_round_by_component() -> None:
+def test_time_of_a_round_by_component():
     figure = tree_times(wide())
     row = records_by(figure, "method")["dyspec layers"]
     assert interval(row, "round, ms") == [pytest.approx(4000 / 3), 1000, 2000], "4 s for 3 rounds"
@@ -119,7 +119,7 @@ def one_draft() -> Evaluation:
     return evaluation(made, {"autoregressive": PLAIN, **traces})
 
 
-def test_gain_on_the_same_prompts() -> None:
+def test_gain_on_the_same_prompts():
     figure = block_gain([one_draft()])
     rows, gain = records_by(figure, "rule"), "tokens/call over token-wise"
     assert figure.column("gamma") == [4, 4], "8 has no block verification beside it"
@@ -128,7 +128,7 @@ def test_gain_on_the_same_prompts() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 4 rounds")
 
 
-def test_each_length_once_and_rules_on_the_same_prompts() -> None:
+def test_each_length_once_and_rules_on_the_same_prompts():
     best = evaluation({"fixed": fixed("token", 4)}, {"autoregressive": PLAIN, "fixed": TOKEN})
     other = evaluation(
         {"block_8": fixed("block", 8)},
@@ -138,7 +138,7 @@ def test_each_length_once_and_rules_on_the_same_prompts() -> None:
     assert block_gain([one_draft(), best, alone]).rows == block_gain([one_draft()]).rows
 
 
-def test_several_drafts() -> None:
+def test_several_drafts():
     made, traces = {}, {"autoregressive": PLAIN}
     for rule, decoded in (("token", TOKEN), ("block", BLOCK)):
         for count in (1, 2):
@@ -164,7 +164,7 @@ def test_several_drafts() -> None:
         (parallel_drafts, "parallel_drafts"),
     ],
 )
-def test_what_is_missing_is_named(build, experiment: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped-def]
     one = evaluation({"token_4": fixed("token", 4)}, {"autoregressive": PLAIN, "token_4": TOKEN})
     for found in (one, evaluation({}, {"autoregressive": PLAIN})):
         with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
@@ -172,7 +172,7 @@ def test_what_is_missing_is_named(build, experiment: str) -> None:  # type: igno
 
 
 @pytest.mark.slow
-def test_they_draw_with_units(tmp_path: Path) -> None:
+def test_they_draw_with_units(tmp_path):
     for figure, axes in (
         (tree_table(wide()), {(CALLS, "")}),
         (

@@ -72,7 +72,7 @@ WRONG: dict[str, Change] = {
 
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool) -> None:
+def test_wrong_weights_are_refused(checkpoint, wrong, checksums):
     path = checkpoint / "model.safetensors"
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
@@ -109,12 +109,12 @@ CHANGES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "says"), CHANGES, ids=range(len(CHANGES)))
-def test_wrong_values_are_refused(checkpoint: Path, name: str, change: Any, says: str) -> None:
+def test_wrong_values_are_refused(checkpoint, name, change, says):
     rewrite(checkpoint, change, checksum=True, name=name)
     refused(checkpoint, f".*{says}")
 
 
-def test_every_digit_counts(checkpoint: Path) -> None:
+def test_every_digit_counts(checkpoint):
     """Of what is JSON, the scores too; a model card may be edited."""
     for name in ("config.json", "calibration.json", "metrics.json"):
         content = (checkpoint / name).read_bytes()
@@ -128,7 +128,7 @@ def test_every_digit_counts(checkpoint: Path) -> None:
     load_predictor(checkpoint)
 
 
-def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_model_card_is_said(checkpoint, capsys):
     assert read_metrics(checkpoint, "folder") == METRICS and not capsys.readouterr().out
     (checkpoint / "README.md").write_text("Better than it is.")
     assert read_metrics(checkpoint, "folder") == METRICS
@@ -142,9 +142,7 @@ def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str
 )
-def test_a_checkpoint_without_its_checksums_is_refused(
-    checkpoint: Path, kept: dict[str, Any]
-) -> None:
+def test_a_checkpoint_without_its_checksums_is_refused(checkpoint, kept):
     def without(config: dict[str, Any]) -> dict[str, Any]:
         del config["sha256"]
         return {**config, **kept}
@@ -153,7 +151,7 @@ def test_a_checkpoint_without_its_checksums_is_refused(
     refused(checkpoint, ".*damaged.*its checksum does not fit")
 
 
-def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
+def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint):
     rewrite(checkpoint, {"format_version": 2}, checksum=False)
     refused(checkpoint, ".*has format version 2, this version reads 5. Train it again: python")
     refused(checkpoint / "nowhere", ".*python train.py")
@@ -161,7 +159,7 @@ def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) ->
 
 @pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_damaged_files_are_refused(checkpoint: Path, name: str, damage: str) -> None:
+def test_damaged_files_are_refused(checkpoint, name, damage):
     path, size = checkpoint / name, (checkpoint / name).stat().st_size
     if damage == "missing":
         path.unlink()
@@ -193,9 +191,7 @@ def kept(checkpoint: Path) -> Any:
 
 
 @pytest.mark.parametrize("step", ["save", "write_bytes", "_sync", "mkdir", "replace", "rename"])
-def test_a_full_disk_keeps_the_earlier_checkpoint(
-    checkpoint: Path, kept: Predictor, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint, kept, step, monkeypatch):
     holder = {"save": base, "_sync": files}.get(step, Path)
     with monkeypatch.context() as patched:
         patched.setattr(holder, step, full)
@@ -203,9 +199,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
         assert "\n" not in saves(checkpoint, kept, says)
 
 
-def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(
-    checkpoint: Path, kept: Predictor
-) -> None:
+def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(checkpoint, kept):
     """Real writes that fail in the middle of model.safetensors."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -215,9 +209,7 @@ def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_the_last_rename_fails(
-    checkpoint: Path, kept: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_rename_fails(checkpoint, kept, monkeypatch):
     """The earlier checkpoint has left its place; it is put back."""
     rename = Path.rename
 
@@ -228,9 +220,7 @@ def test_the_last_rename_fails(
     saves(checkpoint, kept, "^out: .* cannot be written")
 
 
-def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(
-    checkpoint: Path, kept: Predictor
-) -> None:
+def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(checkpoint, kept):
     with pytest.raises(KeyboardInterrupt):
         with replaced_folder(checkpoint, "config.json") as folder:
             (folder / "config.json").write_text("half")
@@ -243,9 +233,7 @@ def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(
 
 
 @pytest.mark.parametrize("read_only", ["hrad", "checkpoints"])
-def test_a_read_only_folder_is_refused_at_once(
-    checkpoint: Path, read_only: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatch):
     access = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
@@ -319,28 +307,22 @@ class Whole(dict[str, bytes]):
 )
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.slow
-def test_a_damaged_checkpoint_loads_or_is_refused(
-    tmp_path: Path, whole: dict[str, bytes], seed: int
-) -> None:
+def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path, whole, seed):
     assert loads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
 
 
-def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_what_dropout_may_leave_out_is_looked_at(tmp_path, whole):
     """Weights of which a hidden unit of H-RAD overflows."""
     assert len({loads(tmp_path, whole, -25328) for _ in range(20)}) == 1
 
 
 @pytest.mark.slow
-def test_for_as_long_as_asked(
-    tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_for_as_long_as_asked(tmp_path, whole, capsys):
     """FUZZ_SECONDS=600 pytest -m slow tests/unit/predictors/test_checkpoint_faults.py"""
     for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
 
 
-def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
-    tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path, whole):
     for name, content in whole.items():
         (tmp_path / name).write_bytes(content)
     load_predictor(tmp_path)

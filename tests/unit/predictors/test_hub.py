@@ -30,7 +30,7 @@ def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path, hub_at: Any) -> None:
+def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path, hub_at):
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     (folder / "notes.txt").write_text("private")
     with hub(tmp_path / "hub") as address:
@@ -45,7 +45,7 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path, hu
 
 
 @pytest.mark.slow
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, hub_at: Any) -> None:
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, hub_at):
     hub_at("http://127.0.0.1:9")
     with pytest.raises(UserError, match="repository: me/value was not written"):
         push_to_hub(write_checkpoint(tmp_path / "made", "specdecpp", 4), "me/value")
@@ -53,7 +53,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, hub_at: Any) -> 
 
 @pytest.mark.parametrize("body", [b"<html>log in</html>", b"{}", b"null"])
 @pytest.mark.slow
-def test_what_is_no_hub_is_one_line(body: bytes, tmp_path: Path, hub_at: Any) -> None:
+def test_what_is_no_hub_is_one_line(body, tmp_path, hub_at):
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     with no_hub(body) as address:
         hub_at(address)
@@ -65,18 +65,18 @@ def test_what_is_no_hub_is_one_line(body: bytes, tmp_path: Path, hub_at: Any) ->
             local_folder("me/x")
 
 
-def test_a_folder_is_what_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_what_it_is(tmp_path):
     assert local_folder(tmp_path) == tmp_path
     assert local_folder("/nowhere/at/all") == Path("/nowhere/at/all")
 
 
 @pytest.mark.parametrize("source", ["", " ", None, 3])
-def test_what_is_no_folder_is_refused(source: Any) -> None:
+def test_what_is_no_folder_is_refused(source):
     with pytest.raises(UserError, match="predictor: expected a folder or owner/name"):
         local_folder(source)
 
 
-def test_a_changed_checkpoint_is_not_pushed(tmp_path: Path) -> None:
+def test_a_changed_checkpoint_is_not_pushed(tmp_path):
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     (folder / "metrics.json").write_text("{}")
     with pytest.raises(UserError, match="folder: .*metrics.json is not as it was written"):

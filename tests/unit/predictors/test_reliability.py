@@ -20,7 +20,7 @@ def drawn(
     return two_columns(predicted), two_columns(outcome), group
 
 
-def test_bins_hold_equal_mass_and_ties_stay_together() -> None:
+def test_bins_hold_equal_mass_and_ties_stay_together():
     f = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
     counts = torch.bincount(mass_bins(f), minlength=BINS).tolist()
     assert counts == pytest.approx([100] * BINS, abs=1)
@@ -29,7 +29,7 @@ def test_bins_hold_equal_mass_and_ties_stay_together() -> None:
     assert mass_bins(torch.full((5,), 0.3).double()).unique().numel() == 1
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     """Three classes are read at the top label."""
     probs = two_columns(torch.tensor([0.2, 0.2, 0.8, 0.8]).double())
     targets = two_columns(torch.tensor([0.0, 1.0, 1.0, 1.0]).double())
@@ -44,12 +44,12 @@ def test_numbers_by_hand() -> None:
     assert result["ece"][0] == pytest.approx((0.4 + 0.7) / 2)
 
 
-def test_miscalibration_is_found_and_the_calibrated_is_not_accused() -> None:
+def test_miscalibration_is_found_and_the_calibrated_is_not_accused():
     wrong, right = (reliability(*drawn(200, 30, shift)) for shift in (1.0, 0.0))
     assert wrong["ece"][1] > 0.1 and right["ece"][1] < 0.005 < right["ece"][2] < 0.04
 
 
-def test_resamples_draw_whole_prompts() -> None:
+def test_resamples_draw_whole_prompts():
     """200 prompts of 30 equal rows carry no more than 200 rows do."""
     value = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
     alone, group = mean(value, torch.arange(200)), torch.arange(200).repeat_interleave(30)
@@ -61,14 +61,14 @@ def test_resamples_draw_whole_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover() -> None:
+def test_intervals_cover():
     """The mean squared error of a known predictor lies in most of 60 intervals."""
     truth = reliability(*drawn(20000, 10, seed=99))["brier"][0]
     estimates = [reliability(*drawn(40, 10, seed=seed))["brier"] for seed in range(60)]
     assert 51 <= sum(low <= truth <= high for _, low, high in estimates) <= 60
 
 
-def test_seed_order_of_rows_and_names_of_prompts() -> None:
+def test_seed_order_of_rows_and_names_of_prompts():
     probs, targets, group = drawn(12, 9)
     result = reliability(probs, targets, group)
     assert result == reliability(probs, targets, group) != reliability(probs, targets, group, 1)
@@ -80,7 +80,7 @@ def test_seed_order_of_rows_and_names_of_prompts() -> None:
     assert value >= 0 and math.isnan(low) and math.isnan(high), "one prompt has no interval"
 
 
-def test_changes_are_paired() -> None:
+def test_changes_are_paired():
     """Two predictors on the same rows: their difference is far better known than either score."""
     good, targets, group = drawn(100, 20)
     bad = drawn(100, 20, shift=0.5)[0]

@@ -48,7 +48,7 @@ HOME = Predicted(
 AWAY = replace(HOME, dataset="other", in_domain=False)
 
 
-def test_bins_hold_predictions_and_outcomes_before_and_after() -> None:
+def test_bins_hold_predictions_and_outcomes_before_and_after():
     figure = diagrams([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split"] * 4 + ["other"] * 4
     assert figure.column("probabilities")[:4] == ["as trained"] * 2 + ["calibrated"] * 2
@@ -62,7 +62,7 @@ def test_bins_hold_predictions_and_outcomes_before_and_after() -> None:
     assert ends == pytest.approx([0.75, 0.5, 1.0]), "over prompts"
 
 
-def test_of_three_classes_it_is_the_most_likely_one() -> None:
+def test_of_three_classes_it_is_the_most_likely_one():
     probs = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
     targets = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
     said = {"as_trained": probs, "calibrated": probs, "targets": targets}
@@ -71,7 +71,7 @@ def test_of_three_classes_it_is_the_most_likely_one() -> None:
     assert figure.column("outcome")[0] == 0.5 and "most likely" in figure.how_to_read
 
 
-def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_score() -> None:
+def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_score():
     figure = drift([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split", "other"]
     # bins of equal mass: |0.2 - 0.5| and |0.8 - 1| of half the rows each
@@ -82,7 +82,7 @@ def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_scor
     assert base_rate(two(torch.tensor([0.5, 0.5]))) == pytest.approx(log(2))
 
 
-def test_nothing_to_predict_on_says_what_is_needed() -> None:
+def test_nothing_to_predict_on_says_what_is_needed():
     for build in (diagrams, drift):
         with pytest.raises(Missing, match="train.py"):
             build([])
@@ -103,7 +103,7 @@ def hrad(counts: list[list[int]] | None) -> Checkpoint:
 COUNTS = [[6, 2, 2], [1, 3, 1], [0, 1, 4]]
 
 
-def test_confusion_is_that_of_the_decision() -> None:
+def test_confusion_is_that_of_the_decision():
     figure = confusions(hrad(COUNTS))
     assert figure.column("rows") == [6, 2, 2, 1, 3, 1, 0, 1, 4]
     assert figure.column("of the true class, %")[:3] == [60, 20, 20]
@@ -129,7 +129,7 @@ TOKENS = DraftTokens(
 )
 
 
-def test_accepted_and_rejected_tokens_are_apart() -> None:
+def test_accepted_and_rejected_tokens_are_apart():
     q, highest, entropy = (by_verdict([TOKENS], quantity) for quantity in QUANTITIES)
     assert q.column("verdict") == ["accepted", "rejected"]
     assert q.column("tokens") == [3, 1] and q.column("prompts") == [2, 1]
@@ -143,7 +143,7 @@ def test_accepted_and_rejected_tokens_are_apart() -> None:
     assert q.kind == "measured" and "bootstrap" in q.interval
 
 
-def test_every_dataset_and_temperature_has_its_rows() -> None:
+def test_every_dataset_and_temperature_has_its_rows():
     other = replace(TOKENS, temperature=0.0, dataset="gsm8k")
     figure = by_verdict([TOKENS, other], QUANTITIES[0])
     assert figure.column("temperatures") == ["T = 1"] * 2 + ["T = 0, draft 1"] * 2
@@ -151,7 +151,7 @@ def test_every_dataset_and_temperature_has_its_rows() -> None:
     assert figure.n == "toy, 4 prompts, 8 draft tokens"
 
 
-def test_acceptance_is_averaged_within_bins_of_q() -> None:
+def test_acceptance_is_averaged_within_bins_of_q():
     figure = acceptance_by_probability([TOKENS])
     assert figure.column("q from") == [0.0, 0.1, 0.9] and figure.column("q to") == [0.1, 0.2, 1.0]
     assert figure.column("acceptance") == pytest.approx([0.2, 0.4, 0.9])
@@ -181,7 +181,7 @@ def evaluation(name: str = "one") -> Evaluation:
 
 
 @pytest.mark.parametrize("build", [speedups, time_shares])
-def test_every_method_of_every_evaluation_has_a_row(build: Any) -> None:
+def test_every_method_of_every_evaluation_has_a_row(build):
     figure = build([evaluation(), evaluation("two")])
     assert figure.kind == "measured" and "evaluations: 2" in figure.n
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
@@ -218,9 +218,7 @@ TUNING: dict[str, Any] = {
 }
 
 
-def test_the_frontier_has_the_oracle_of_a_greedy_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_frontier_has_the_oracle_of_a_greedy_target(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     figure = frontier(TUNING, [Harvest.open(write_harvest(Path("data/rounds")))])
     assert figure.column("rule") == ["fixed", "fixed", "confidence", "oracle"]
@@ -233,7 +231,7 @@ def test_the_frontier_has_the_oracle_of_a_greedy_target(
     assert sampled.n == "test split of rounds"
 
 
-def test_tuned_thresholds_keep_their_intervals() -> None:
+def test_tuned_thresholds_keep_their_intervals():
     figure = tuned(TUNING)
     assert figure.rows[0][:7] == ["measure", "fixed", 2, 1.2, 1.1, 1.3, 25.0]
     assert figure.column("oracle, modelled") == [1.5] and figure.kind == "modelled"
@@ -255,14 +253,14 @@ SCHEDULE: dict[str, Any] = {
 }
 
 
-def test_every_way_of_scheduling_is_a_row_with_its_intervals() -> None:
+def test_every_way_of_scheduling_is_a_row_with_its_intervals():
     figure = scheduler(SCHEDULE)
     assert figure.kind == "modelled" and len(figure.rows) == 2 * len(WAYS)
     assert figure.column(OVER) == [0.25, 0.25, 1, 1] * 2
     assert figure.column(f"{LOGGED} low")[0] == 0.5 - 0.125
 
 
-def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path: Path) -> None:
+def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path):
     costs = tabled(PerRow(1.0, 0.1, 0.1, 0.0), [1, 4], 2)
     schedule = Schedule.at({1: 2, 4: 1}, costs)
     write_schedule(tmp_path / "a.json", schedule, "tune", SCHEDULE["details"])
@@ -276,7 +274,7 @@ def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path
         build()
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
+def test_pictures_are_drawn(tmp_path):
     figures = [
         *(diagrams([HOME, AWAY]), drift([HOME, AWAY, replace(AWAY, checkpoint="head 2")])),
         *(by_verdict([TOKENS], quantity) for quantity in QUANTITIES),

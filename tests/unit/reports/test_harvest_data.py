@@ -43,7 +43,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     return described_as(write_harvest(tmp_path_factory.mktemp("away"), names="other-", shared=2))
 
 
-def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
+def test_draft_tokens_are_those_with_a_verdict(home):
     (tokens,) = draft_tokens([home])
     records = home.rounds("all")
     kept, accepted = [], []
@@ -57,28 +57,26 @@ def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
     assert len(tokens.group.unique()) == sum(PROMPTS.values())
 
 
-def test_a_greedy_draft_is_read_at_temperature_1(home: Harvest) -> None:
+def test_a_greedy_draft_is_read_at_temperature_1(home):
     greedy = described_as(home.folder, draft_warp={**WARP, "temperature": 0.0})
     (tokens,) = draft_tokens([greedy])
     assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.distributions == "T = 1, draft 0"
 
 
-def test_harvests_of_one_dataset_are_one_row(home: Harvest, away: Harvest) -> None:
+def test_harvests_of_one_dataset_are_one_row(home, away):
     (alone,), (both,) = draft_tokens([home]), draft_tokens([home, away])
     assert len(both.q) == 2 * len(alone.q) and len(both.group.unique()) == 2 * sum(PROMPTS.values())
     apart = [tokens.distributions for tokens in draft_tokens([home, cold(away)])]
     assert apart == ["T = 1", "T = 0, draft 1"]
 
 
-def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
+def test_rounds_are_kept_by_temperature(home, away):
     found = rounds([home, cold(away), home])
     assert {temperature: len(parts) for temperature, parts in found.items()} == {1.0: 2, 0.0: 1}
     assert (found[1.0][0].accepted <= found[1.0][0].most).all()
 
 
-def test_predictions_are_of_prompts_that_were_not_trained_on(
-    tmp_path: Path, home: Harvest, away: Harvest
-) -> None:
+def test_predictions_are_of_prompts_that_were_not_trained_on(tmp_path, home, away):
     found = predictions(checkpoint(tmp_path / "h", home.folder), away, home)
     domains = [(one.dataset, one.in_domain) for one in found]
     assert domains == [(home.name, True), (away.name, False)]
@@ -88,7 +86,7 @@ def test_predictions_are_of_prompts_that_were_not_trained_on(
 
 
 @pytest.mark.parametrize("name", ["hrad", "specdecpp"])
-def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: str) -> None:
+def test_they_are_those_of_the_checkpoint(tmp_path, home, name):
     ours = checkpoint(tmp_path / "h", home.folder, name)
     (one,) = predictions(ours, home)
     predictor = load_predictor(ours.folder)
@@ -98,9 +96,7 @@ def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: s
     assert torch.equal(one.targets, predictor.targets(samples))
 
 
-def test_harvests_that_do_not_fit_are_left_out(
-    tmp_path: Path, home: Harvest, away: Harvest
-) -> None:
+def test_harvests_that_do_not_fit_are_left_out(tmp_path, home, away):
     """Where the training prompts are not known nothing is said; other distributions and prompts
     that are all known are passed over."""
     ours = checkpoint(tmp_path / "h", home.folder)
@@ -145,7 +141,7 @@ def built(artifacts: Artifacts) -> tuple[dict[str, list[Figure]], dict[str, str]
     return figures, lacking
 
 
-def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest) -> None:
+def test_everything_is_there_or_says_what_it_needs(tmp_path, home):
     confusion = {"specdecpp": {}, "hrad": {"confusion": [[6, 2, 2], [1, 3, 1], [0, 1, 4]]}}
     heads = [checkpoint(tmp_path / name, home.folder, name) for name in ("hrad", "specdecpp")]
     data = {**heads[0].config["provenance"]["data"], "splits": {"test": {"prompts": 4, "rows": 20}}}
@@ -166,7 +162,7 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest
     assert {"Energy per token", "SpecDec++ heads by depth and weight"} <= lacking.keys()
 
 
-def test_pairs_are_kept_apart(tmp_path: Path, home: Harvest) -> None:
+def test_pairs_are_kept_apart(tmp_path, home):
     other = described_as(write_harvest(tmp_path / "other"), pair={**PAIR, "name": "renamed"})
     third = described_as(other.folder, pair={**PAIR, "draft": "dd"})
     figures, _ = built(Artifacts(harvests=[home, other, third]))
@@ -174,7 +170,7 @@ def test_pairs_are_kept_apart(tmp_path: Path, home: Harvest) -> None:
     assert [figure.n.split(",")[1] for figure in found] == [" 40 prompts", " 20 prompts"]
 
 
-def test_of_a_sweep_one_head_is_shown(tmp_path: Path, home: Harvest) -> None:
+def test_of_a_sweep_one_head_is_shown(tmp_path, home):
     first, second = (checkpoint(tmp_path / name, home.folder, "specdecpp") for name in ("a", "b"))
     third = checkpoint(tmp_path / "c", home.folder, "hrad")
     assert one_of_each([first, second, third]) == [first, third]
@@ -206,13 +202,8 @@ TWO_TESTED = {**ONE_EACH, "test": 2}
 )
 @pytest.mark.slow
 def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
-    rows: int,
-    prompts: dict[str, int],
-    changes: dict[str, int],
-    lacks: set[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    rows, prompts, changes, lacks, tmp_path, monkeypatch
+):
     rounds_hold(monkeypatch, **changes)
     monkeypatch.setattr(harvests, "PROMPTS", prompts)
     home = described_as(write_harvest(tmp_path / "tiny", rows=rows))
@@ -229,7 +220,7 @@ def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
 
 
 @pytest.mark.slow
-def test_a_harvest_too_small_does_not_hide_another(tmp_path: Path, home: Harvest) -> None:
+def test_a_harvest_too_small_does_not_hide_another(tmp_path, home):
     small = described_as(write_harvest(tmp_path / "small", rows=1, names="other-"))
     hrad = unscored(tmp_path / "hrad", home, "hrad")
     figures, _ = built(Artifacts(harvests=[small, home], checkpoints=[hrad]))

@@ -62,7 +62,7 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
     return {**usual, **changes}
 
 
-def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
+def test_without_tuning_it_is_the_fastest_and_says_so():
     (answer,) = answers(Artifacts([decoded()]))
     assert answer.use.startswith("Use quick at 0.3: 2.00 times (2.00 to 2.00) plain")
     assert "4 prompts" in answer.why and answer.why.endswith(f"{CHOSEN_HERE}.")
@@ -73,7 +73,7 @@ def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     assert answer.lossless == ["outputs are equal"] and answer.datasets == "toy"
 
 
-def test_bars_and_answer_say_the_number_of_the_table() -> None:
+def test_bars_and_answer_say_the_number_of_the_table():
     found = decoded()
     (answer,) = answers(Artifacts([found]))
     table, compared = found.summary["all"], compare(found.measurements)
@@ -83,21 +83,21 @@ def test_bars_and_answer_say_the_number_of_the_table() -> None:
     assert times(answer.bars[0].speed) in answer.use
 
 
-def test_it_says_that_a_draft_is_simulated() -> None:
+def test_it_says_that_a_draft_is_simulated():
     found = decoded()
     found.config["pair"] = {"bits": 5}
     (simulated,), (other,) = (answers(Artifacts([one])) for one in (found, decoded()))
     assert simulated.where == f"{other.where}; {SIMULATED}"
 
 
-def test_where_nothing_is_faster_it_is_plain_decoding() -> None:
+def test_where_nothing_is_faster_it_is_plain_decoding():
     (answer,) = answers(Artifacts([decoded(seconds=1.5)]))
     assert answer.use.startswith("Use plain decoding")
     assert answer.command.endswith("'methods=[autoregressive]'")
     assert not any(bar.chosen for bar in answer.bars)
 
 
-def test_a_method_without_a_draft_is_not_what_to_use() -> None:
+def test_a_method_without_a_draft_is_not_what_to_use():
     found = decoded()
     found.results["methods"] = {
         name: {"settings": found.config["method"][name], "note": "", "speculates": name != "quick"}
@@ -115,7 +115,7 @@ def advised(advice: str, **changes: Any) -> Answer:
     return answer
 
 
-def test_tuning_on_other_prompts_decides() -> None:
+def test_tuning_on_other_prompts_decides():
     answer = advised("slow")
     assert answer.use.startswith("Use slow at 3: 0.50 times") and "slower" in answer.use
     assert "data/toy (runs/thresholds.json)" in answer.why
@@ -132,11 +132,11 @@ def test_tuning_on_other_prompts_decides() -> None:
         {"measured_on": {**MACHINE, "devices": SIDES, "threads": 2}},
     ],
 )
-def test_tuning_of_something_else_does_not(changes: dict[str, Any]) -> None:
+def test_tuning_of_something_else_does_not(changes):
     assert advised("slow", **changes).use.startswith("Use quick")
 
 
-def test_what_is_not_told_apart_is_named() -> None:
+def test_what_is_not_told_apart_is_named():
     found = decoded()
     seconds = dict(zip(PROMPTS, (0.4, 0.6, 0.45, 0.55), strict=True))
     found.traces["slow"][:] = [trace([chain(3, 3)], seconds[p], p) for p in PROMPTS]  # type: ignore[index]
@@ -144,7 +144,7 @@ def test_what_is_not_told_apart_is_named() -> None:
     assert "No clear difference from it: " in answer.use
 
 
-def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
+def test_each_temperature_has_an_answer_from_its_largest_evaluation():
     few = decoded(prompts="ab", seconds=0.25)
     found = answers(Artifacts([decoded(), few, decoded(temperature=0.0)]))
     assert [answer.where.split(",")[1] for answer in found] == [" T = 1", " T = 0"]
@@ -152,7 +152,7 @@ def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
     assert answers(Artifacts()) == []
 
 
-def test_calibration_is_that_of_the_checkpoints_decoded_with() -> None:
+def test_calibration_is_that_of_the_checkpoints_decoded_with():
     stages = {"as trained": {"ece": [0.3, 0.2, 0.4]}, "calibrated": {"ece": [0.05, None, None]}}
     metrics = {"reliability": {"data/toy (test split)": {"token": stages}}}
     used, other = (
@@ -166,7 +166,7 @@ def test_calibration_is_that_of_the_checkpoints_decoded_with() -> None:
     ]
 
 
-def test_an_estimate_in_words() -> None:
+def test_an_estimate_in_words():
     assert times(Estimate(1.5)) == "1.50 times"
     assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
 
@@ -202,7 +202,7 @@ def one(
     )
 
 
-def test_a_table_is_open_and_says_what_it_rests_on() -> None:
+def test_a_table_is_open_and_says_what_it_rests_on():
     text = one(a_figure())
     assert "<details>" not in text and "<img" not in text
     assert "SpecDec++, table 1. Modelled; 3 prompts; 95 %, over prompts." in text
@@ -212,13 +212,13 @@ def test_a_table_is_open_and_says_what_it_rests_on() -> None:
     assert '<a href="#speedups">Speed</a>' in text and 'id="speedups"' in text
 
 
-def test_a_picture_is_in_the_page_and_its_values_fold_away() -> None:
+def test_a_picture_is_in_the_page_and_its_values_fold_away():
     text = one(a_figure(), PNG)
     assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in text
     assert 'href="speedups.png"' in text and "<details>" in text
 
 
-def test_text_of_any_kind_stays_text() -> None:
+def test_text_of_any_kind_stays_text():
     checkpoint = Checkpoint(Path(f"x/{NASTY}"), {"predictor": NASTY, "pair": {"name": NASTY}})
     artifacts = Artifacts(checkpoints=[checkpoint], left_alone={Path(NASTY): NASTY})
     figure = a_figure(
@@ -228,7 +228,7 @@ def test_text_of_any_kind_stays_text() -> None:
     assert "<script" not in text and text.count("&lt;script&gt;") >= 10
 
 
-def test_nothing_is_fetched() -> None:
+def test_nothing_is_fetched():
     text = one(a_figure(), PNG, viewer="<p>the viewer</p>")
     assert "<p>the viewer</p>" in text
     links = r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//"""
@@ -236,14 +236,14 @@ def test_nothing_is_fetched() -> None:
     assert "default-src 'none'" in text
 
 
-def test_links_of_any_name_lead_somewhere() -> None:
+def test_links_of_any_name_lead_somewhere():
     """Folders of sweeps have percent signs in their names."""
     text = one(a_figure(name="depth=1+a%5B b"))
     assert 'id="depth=1+a%5B b"' in text
     assert 'href="#depth%3D1%2Ba%255B%20b"' in text and 'href="depth%3D1%2Ba%255B%20b.csv"' in text
 
 
-def test_what_is_lacking_or_left_alone_is_said() -> None:
+def test_what_is_lacking_or_left_alone_is_said():
     artifacts = Artifacts(left_alone={Path("runs/old.json"): "nothing a report reads"})
     text = one(a_figure(), artifacts=artifacts, lacking=[Lack("Energy", "needs NVML")])
     assert "Not in this report" in text and "<dt>Energy</dt><dd>needs NVML</dd>" in text
@@ -252,13 +252,13 @@ def test_what_is_lacking_or_left_alone_is_said() -> None:
     assert "Not in this report" not in bare and "Not read" not in bare and "viewer" not in bare
 
 
-def test_long_tables_are_cut_and_say_so() -> None:
+def test_long_tables_are_cut_and_say_so():
     text = one(a_figure(records=[{"n": number} for number in range(MOST_ROWS + 5)]))
     assert text.count("<tr>") == MOST_ROWS + 1
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 5} rows" in text
 
 
-def test_what_it_is_made_from_comes_last(tmp_path: Path) -> None:
+def test_what_it_is_made_from_comes_last(tmp_path):
     harvest = described_as(
         write_harvest(tmp_path / "data" / "mine"),
         pair={**PAIR, "name": "mine"},
@@ -276,11 +276,11 @@ def test_what_it_is_made_from_comes_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "–"), (3, "3"), (2 / 3, "0.6667"), ("a", "a"), (12345.6, "12346")]
 )
-def test_cells(value: Any, shown: str) -> None:
+def test_cells(value, shown):
     assert cell(value) == shown
 
 
-def test_the_answer_comes_first_and_pictures_before_tables() -> None:
+def test_the_answer_comes_first_and_pictures_before_tables():
     table, picture = Shown(a_figure(name="t"), None), Shown(a_figure(name="p"), PNG)
     found = decoded()
     found.results["run"]["date"] = "2026-01-01"

@@ -89,7 +89,7 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.few(3)
-def test_exit_code_and_one_line(script: Path, override: str, code: int, says: str) -> None:
+def test_exit_code_and_one_line(script, override, code, says):
     done = run(script, override)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(says)
@@ -101,9 +101,7 @@ def test_exit_code_and_one_line(script: Path, override: str, code: int, says: st
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.slow
-def test_output_that_nobody_reads_ends_silently(
-    script: Path, arguments: list[str], unbuffered: str
-) -> None:
+def test_output_that_nobody_reads_ends_silently(script, arguments, unbuffered):
     """As `| head` does, here before the first line: stdout is a pipe, and stderr but for a sweep,
     of which nothing is to be seen there."""
     reader, writer = os.pipe()
@@ -117,14 +115,14 @@ def test_output_that_nobody_reads_ends_silently(
 
 
 @pytest.mark.slow
-def test_a_closed_output_is_no_fault(script: Path) -> None:
+def test_a_closed_output_is_no_fault(script):
     command = f'exec "{sys.executable}" "{script}" do=good >&-'
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_another_broken_pipe_is_a_bug(script: Path) -> None:
+def test_another_broken_pipe_is_a_bug(script):
     body = script.with_name("body.py")
     body.write_text("def main(cfg):\n    raise BrokenPipeError('of a socket')\n")
     done = run(script, "do=good")
@@ -136,9 +134,7 @@ def test_another_broken_pipe_is_a_bug(script: Path) -> None:
     [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
 )
 @pytest.mark.slow
-def test_a_terminal_without_the_characters_gets_escapes(
-    script: Path, terminal: dict[str, str]
-) -> None:
+def test_a_terminal_without_the_characters_gets_escapes(script, terminal):
     script.write_text(SCRIPT.replace("what is done", "what is done — ≥ 1"), encoding="utf-8")
     script.with_name("body.py").write_text('def main(cfg):\n    print("caf\\u00e9 1.3×")\n')
     for argument, printed in (("--help", r"done \u2014 \u2265 1"), ("do=x", r"caf\xe9 1.3\xd7")):
@@ -152,7 +148,7 @@ def test_a_terminal_without_the_characters_gets_escapes(
         assert printed.encode() in done.stdout
 
 
-def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
+def test_a_config_that_is_no_yaml_is_one_line(script):
     (script.parents[1] / "conf" / "pair" / "toy.yaml").write_text("target: [\n")
     done = run(script, "do=good")
     assert done.returncode == 2
@@ -160,13 +156,13 @@ def test_a_config_that_is_no_yaml_is_one_line(script: Path) -> None:
 
 
 @pytest.mark.slow
-def test_help_starts_with_what_the_script_does(script: Path) -> None:
+def test_help_starts_with_what_the_script_does(script):
     done = run(script, "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Does the job.") and "what is done" in done.stdout
 
 
-def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script: Path) -> None:
+def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script):
     done = run(script, "do=bug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "a bug" in done.stderr
@@ -188,9 +184,7 @@ def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script: P
         ("class Rule: pass", "TypeError of plugin.Rule: Rule() takes no arguments. Mend it"),
     ],
 )
-def test_an_error_in_a_plugin_says_what_it_is_and_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
-) -> None:
+def test_an_error_in_a_plugin_says_what_it_is_and_where(tmp_path, monkeypatch, code, said):
     (tmp_path / "plugin.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "plugin", raising=False)
@@ -222,13 +216,13 @@ def test_an_error_in_a_plugin_says_what_it_is_and_where(
         ("trainer", "trainer: epochs must be", "trainer: epochs must be"),
     ],
 )
-def test_a_key_is_named_as_the_user_sets_it(place: str, message: str, said: str) -> None:
+def test_a_key_is_named_as_the_user_sets_it(place, message, said):
     error = InstantiationException(f"Error in call to target 'x':\nUserError()\nfull_key: {place}")
     error.__cause__ = UserError(message)
     assert explain(error) == said
 
 
-def test_explain_leaves_bugs_alone() -> None:
+def test_explain_leaves_bugs_alone():
     assert explain(ValueError("x")) is None
     assert explain(OSError(errno.ENOENT, "No such file or directory")) is None
     assert explain(ConfigAttributeError("Key 'x' is not in struct\n    full_key: x")) is not None

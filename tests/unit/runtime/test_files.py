@@ -22,7 +22,7 @@ from runtime.files import (
 from tests.helpers.programs.processes import die, end, forked, wait_for
 
 
-def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_never_break_each_other(tmp_path):
     path = tmp_path / "same.json"
 
     def write(letter: str) -> None:
@@ -34,9 +34,7 @@ def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
     assert len(set(json.loads(path.read_text()))) == 1 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path):
     path = tmp_path / "a.json"
 
     def slow(temporary: Path) -> None:
@@ -59,7 +57,7 @@ def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(
     end(living)
 
 
-def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer(tmp_path):
     def hold() -> None:
         with only_writer(tmp_path / "out"):
             (tmp_path / "begun").touch()
@@ -81,9 +79,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ELOOP, errno.ESTALE, None])
-def test_what_cannot_be_written_names_its_key_and_a_remedy(
-    tmp_path: Path, code: int | None
-) -> None:
+def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path, code):
     def failing(temporary: Path) -> None:
         raise OSError(code, "broken") if code else OSError("broken")
 
@@ -101,9 +97,7 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(
 
 
 @pytest.mark.parametrize("value", [".", "..", "sub/..", "~", "/"])
-def test_where_one_works_or_lives_is_no_place_for_a_result(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_one_works_or_lives_is_no_place_for_a_result(value, tmp_path, monkeypatch):
     """Not even where it is empty or holds a mark."""
     for name in ("home/me", "work/here/sub"):
         (tmp_path / name).mkdir(parents=True)
@@ -128,9 +122,7 @@ def test_where_one_works_or_lives_is_no_place_for_a_result(
         ([".mark.json.abcdef-123.tmp"], None),
     ],
 )
-def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(
-    content: list[str], other: str | None, tmp_path: Path
-) -> None:
+def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(content, other, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     for name in content:
@@ -148,7 +140,7 @@ def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(
 NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
 
 
-def test_any_name_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
+def test_any_name_gives_a_file_name_of_its_own(tmp_path):
     """Also names that are paths, hidden, too long, or look like another's file name."""
     assert file_name("smollm2-eagle_1.0") == "smollm2-eagle_1.0"
     assert file_name("org/mine") == "org%2Fmine" and file_name("..") == "%2E."
@@ -160,7 +152,7 @@ def test_any_name_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["/", "//", "/x/.."])
-def test_a_folder_where_none_can_be_made_is_refused(value: str) -> None:
+def test_a_folder_where_none_can_be_made_is_refused(value):
     says = rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"
     with pytest.raises(UserError, match=says):
         checked_folder("out", value)
@@ -168,7 +160,7 @@ def test_a_folder_where_none_can_be_made_is_refused(value: str) -> None:
         refuse_foreign(Path("/proc/x"), "marker")
 
 
-def test_a_file_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_not_replaced(tmp_path):
     own, other = tmp_path / "own.json", tmp_path / "other.json"
     own.write_text('{"command": "python scripts/tune.py"}')
     other.write_text('{"model_type": "llama"}')

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -49,9 +48,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"WORLD_SIZE": "2", "RANK": "2"}, "^RANK: 2 is not below WORLD_SIZE=2"),
     ],
 )
-def test_place_among_processes(
-    variables: dict[str, str], found: Launched | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_place_among_processes(variables, found, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if isinstance(found, Launched):
@@ -62,7 +59,7 @@ def test_place_among_processes(
 
 
 @pytest.mark.slow
-def test_a_script_of_one_process(tmp_path: Path) -> None:
+def test_a_script_of_one_process(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "job.yaml").write_text("a: 1\n")
     (tmp_path / "job.py").write_text(SCRIPT)
@@ -85,9 +82,7 @@ def test_a_script_of_one_process(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == answer
 
 
-def test_of_several_the_first_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_the_first_prints(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, printed in (("0", "x\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
@@ -100,9 +95,7 @@ def test_of_several_the_first_prints(
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
-def test_processes_that_cannot_meet_are_refused(
-    missing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_cannot_meet_are_refused(missing, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)

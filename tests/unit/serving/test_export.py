@@ -116,19 +116,19 @@ def golden(made: Export) -> str:
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_golden_files(name: str) -> None:
+def test_golden_files(name):
     assert golden(ENGINES[name].export(told())) == (GOLDEN / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_what_is_not_given_is_not_written(name: str) -> None:
+def test_what_is_not_given_is_not_written(name):
     nothing = told(calibration=None, costs=None, schedule=None, thresholds=None, gamma=None)
     made = ENGINES[name].export(nothing)
     assert made.files == {} and made.launch == [] and made.left_out == []
 
 
 @pytest.mark.parametrize("name", ["sglang", "deepspec"])
-def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
+def test_maps_that_are_no_temperatures_are_named(name):
     made = ENGINES[name].export(told(calibration=calibration(CURVES, note="it helps nobody")))
     said = "\n".join(made.left_out)
     assert "the maps of positions 2, 3 are no temperatures (isotonic)" in said
@@ -136,7 +136,7 @@ def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm", "tensorrt_llm", "transformers"])
-def test_a_schedule_that_never_drafts(name: str) -> None:
+def test_a_schedule_that_never_drafts(name):
     only = told(calibration=None, costs=None, thresholds=None, gamma=None, schedule=NEVER)
     made = ENGINES[name].export(only)
     assert made.files == {} and "nothing is drafted" in "\n".join(made.left_out)
@@ -147,7 +147,7 @@ def tensorrt(schedule: Schedule | None, **more: Any) -> tuple[dict[str, Any], Ex
     return yaml.safe_load(made.files["speculative_config.yaml"])["speculative_config"], made
 
 
-def test_lines_to_paste_hold_any_path() -> None:
+def test_lines_to_paste_hold_any_path():
     odd = {"folder": "my runs/it's", "target": "a b", "draft": "c;d"}
     for name in ("sglang", "vllm", "tensorrt_llm"):
         for line in ENGINES[name].export(told(**odd)).launch:
@@ -163,14 +163,14 @@ def test_lines_to_paste_hold_any_path() -> None:
     ("name", "given"),
     [("tensorrt_llm", "costs"), ("sglang", "costs"), ("transformers", "thresholds")],
 )
-def test_what_lacks_a_length_says_so(name: str, given: str) -> None:
+def test_what_lacks_a_length_says_so(name, given):
     others = {"calibration", "costs", "schedule", "thresholds", "gamma"} - {given}
     made = ENGINES[name].export(told(**dict.fromkeys(others)))
     assert not made.files
     assert made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
 
 
-def test_tensorrt_takes_no_later_length_above_the_first() -> None:
+def test_tensorrt_takes_no_later_length_above_the_first():
     schedule = Schedule((Range(1, 2, 2), Range(3, 4, 5), Range(5, 8, 1)))
     config, made = tensorrt(schedule)
     assert config["max_draft_len"] == 2 and config["draft_len_schedule"] == {4: 2, 8: 1}
@@ -180,7 +180,7 @@ def test_tensorrt_takes_no_later_length_above_the_first() -> None:
     assert config["max_concurrency"] == 16 and "draft_len_schedule" not in config
 
 
-def test_the_floor_is_where_the_longest_draft_costs_what_it_brings() -> None:
+def test_the_floor_is_where_the_longest_draft_costs_what_it_brings():
     schedule = Schedule((Range(1, 4, 5), Range(5, 8, 2)))
     config, _ = tensorrt(schedule, gamma=None, calibration=None)
     step = COSTS.target(6) + 5 * COSTS.draft
@@ -193,14 +193,14 @@ def test_the_floor_is_where_the_longest_draft_costs_what_it_brings() -> None:
     assert "never pays" in "\n".join(made.left_out)
 
 
-def test_costs_of_one_number_of_rows_are_no_table() -> None:
+def test_costs_of_one_number_of_rows_are_no_table():
     made = ENGINES["sglang"].export(told(costs=cost_table(1, 10)))
     assert "sps.json" not in made.files and "one number of rows" in "\n".join(made.left_out)
     made = ENGINES["sglang"].export(told(calibration=None, gamma=None))
     assert "they take a draft's length" in "\n".join(made.left_out)
 
 
-def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise() -> None:
+def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise():
     made = ENGINES["transformers"].export(told(thresholds=thresholds()))
     assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
     assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
@@ -228,14 +228,14 @@ def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
     )
 
 
-def test_steps_are_of_whole_drafts() -> None:
+def test_steps_are_of_whole_drafts():
     found = steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert found["sample_batch_tokens"] == [4, 8, 16, 32] and found["max_batch_tokens"] == 32
     step = SUM.target(4, 16) + 3 * SUM.draft(4) + OVERHEAD
     assert 1 / found["sample_steps_per_sec"][2] == pytest.approx(step)
 
 
-def test_what_is_a_sum_is_told_whole() -> None:
+def test_what_is_a_sum_is_told_whole():
     table, error = additive(SUM, GAMMA, OVERHEAD)
     assert error < 1e-6
     for size in SIZES:
@@ -244,7 +244,7 @@ def test_what_is_a_sum_is_told_whole() -> None:
             assert seconds(table, size, rows) == pytest.approx(step, rel=1e-6)
 
 
-def test_what_is_none_is_told_as_nearly_as_said() -> None:
+def test_what_is_none_is_told_as_nearly_as_said():
     table, error = additive(ROOF, GAMMA, OVERHEAD)
     assert 0 < error < 0.5 and table["bias_seconds"] > 0
     assert min(table["alpha_seconds"] + table["theta_seconds"]) >= 0
@@ -264,7 +264,7 @@ def exported(costs: BatchTable, /, **changed: Any) -> Export:
     return Sglang(OVERHEAD, "EAGLE3").export(told(schedule=schedule, **changed))
 
 
-def test_a_schedule_with_costs_gives_them_by_requests() -> None:
+def test_a_schedule_with_costs_gives_them_by_requests():
     made = exported(SUM)
     assert json.loads(made.files["sps.json"]) == steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert json.loads(made.files["sps_additive.json"])["bs_probes"] == SIZES
@@ -273,7 +273,7 @@ def test_a_schedule_with_costs_gives_them_by_requests() -> None:
     assert alone.files["sps.json"] == made.files["sps.json"]
 
 
-def test_costs_of_shorter_drafts_and_of_one_size_are_left_out() -> None:
+def test_costs_of_shorter_drafts_and_of_one_size_are_left_out():
     made = exported(SUM, gamma=5, calibration=None)
     assert "its costs end at 4 rows of a request, gamma is 5" in "\n".join(made.left_out)
     one_size = exported(tabled(PerRow(0.02, 0.001, 0.002, 0.0), [1], GAMMA))
@@ -294,7 +294,7 @@ def written(folder: Path, engine: Engine, **changed: Any) -> Export:
     return made
 
 
-def test_transformers_reads_its_file(tmp_path: Path) -> None:
+def test_transformers_reads_its_file(tmp_path):
     written(tmp_path, Transformers("confidence"))
     found = GenerationConfig.from_pretrained(str(tmp_path))
     assert (found.num_assistant_tokens, found.num_assistant_tokens_schedule) == (3, "constant")
@@ -308,7 +308,7 @@ def test_transformers_reads_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_vllm_finds_a_length_for_every_batch(schedule: Schedule, tmp_path: Path) -> None:
+def test_vllm_finds_a_length_for_every_batch(schedule, tmp_path):
     written(tmp_path, Vllm("eagle3"), schedule=schedule)
     found = json.loads((tmp_path / "speculative_config.json").read_text())
     ranges, most = found["num_speculative_tokens_per_batch_size"], found["num_speculative_tokens"]
@@ -325,7 +325,7 @@ def test_vllm_finds_a_length_for_every_batch(schedule: Schedule, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_vllm_reads_its_files(clean: None, tmp_path: Path) -> None:
+def test_vllm_reads_its_files(clean, tmp_path):
     names = ("vllm.v1.spec_decode.dynamic.utils", "vllm.config.speculative")
     utils, config = extracted(VLLM, names, tmp_path)
     lookup = module(names[0], utils).build_dynamic_sd_schedule_lookup
@@ -353,7 +353,7 @@ def test_vllm_reads_its_files(clean: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, None])
-def test_tensorrt_accepts_the_schedule(schedule: Schedule | None, tmp_path: Path) -> None:
+def test_tensorrt_accepts_the_schedule(schedule, tmp_path):
     made = written(tmp_path, TensorrtLlm("Eagle3", 256), schedule=schedule)
     for name in made.files:
         found = yaml.safe_load((tmp_path / name).read_text())["speculative_config"]
@@ -429,7 +429,7 @@ def sglang(clean: None, tmp_path: Path) -> dict[str, ModuleType]:
 
 
 @pytest.mark.slow
-def test_sglang_reads_its_files(sglang: dict[str, Any], tmp_path: Path) -> None:
+def test_sglang_reads_its_files(sglang, tmp_path):
     written(tmp_path, Sglang(0.001, "EAGLE3"))
     sts = sglang["dspark_sts"].load_sts_calibration_from_path(str(tmp_path / "sts.json"))
     assert sts.temperatures == TEMPERATURES and sts.num_samples == 1000
@@ -449,7 +449,7 @@ def test_sglang_reads_its_files(sglang: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_our_fit_is_that_of_sglang(sglang: dict[str, Any], tmp_path: Path) -> None:
+def test_our_fit_is_that_of_sglang(sglang, tmp_path):
     fit, rows = sglang["dspark_sts_fit"], logged(2000, 5)
     recorder = sglang["dspark_sts"].StsDataRecorder(
         path_stem=str(tmp_path / "sts"), gamma=3, flush_every=4
@@ -475,7 +475,7 @@ def test_our_fit_is_that_of_sglang(sglang: dict[str, Any], tmp_path: Path) -> No
 # Draft lengths by requests ------------------------------------------------------------------------
 
 
-def test_sizes_in_between_draft_as_the_next_larger_one() -> None:
+def test_sizes_in_between_draft_as_the_next_larger_one():
     found = Schedule.at({8: 2, 1: 5, 2: 5, 32: 0})
     assert found.ranges == (Range(1, 2, 5), Range(3, 8, 2), Range(9, 32, 0))
     assert found.longest == 5
@@ -485,18 +485,18 @@ def test_sizes_in_between_draft_as_the_next_larger_one() -> None:
     "ranges",
     [(), ((2, 4, 5),), ((1, 4, 5), (6, 8, 2)), ((1, 4, 5), (4, 8, 2)), ((1, 0, 1),), ((1, 4, -1),)],
 )
-def test_other_ranges_are_refused(ranges: tuple[tuple[int, int, int], ...]) -> None:
+def test_other_ranges_are_refused(ranges):
     with pytest.raises(UserError, match="^schedule: expected ranges"):
         Schedule(tuple(Range(*one) for one in ranges))
 
 
-def test_a_file_comes_back(tmp_path: Path) -> None:
+def test_a_file_comes_back(tmp_path):
     path, schedule = tmp_path / "schedule.json", Schedule.at({4: 5, 8: 2})
     write_schedule(path, schedule, "python scripts/tune.py batch=[4,8]", {"tokens/s": [1.5, 2.0]})
     assert read_schedule(path.rename(tmp_path / "renamed.json")) == schedule
 
 
-def test_a_person_may_write_ranges_alone(tmp_path: Path) -> None:
+def test_a_person_may_write_ranges_alone(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"ranges": [[1, 4, 5], [5, 8, 0]]}')
     assert read_schedule(path).ranges == (Range(1, 4, 5), Range(5, 8, 0))
@@ -505,7 +505,7 @@ def test_a_person_may_write_ranges_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"ranges": [[1, 4, "5"]]}', '{"ranges": []}', '{"ranges": [[1, 4, -5]]}']
 )
-def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError) as error:
         read_schedule(tmp_path / "x.json")

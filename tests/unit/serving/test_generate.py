@@ -100,7 +100,7 @@ def saved(folder: Path, words: int) -> Path:
 
 
 @pytest.mark.smoke
-def test_greedy_is_what_generate_says_and_the_model_stays_as_it_is(models: Models) -> None:
+def test_greedy_is_what_generate_says_and_the_model_stays_as_it_is(models):
     target, draft = models
     expected, attention = plain(target), target.config._attn_implementation
     assert torch.equal(ours(target, draft), expected)
@@ -117,7 +117,7 @@ def test_greedy_is_what_generate_says_and_the_model_stays_as_it_is(models: Model
 
 
 @pytest.mark.filterwarnings("ignore:pair.draft. its context holds")
-def test_a_draft_of_less_context_does_not_limit_generate(models: Models) -> None:
+def test_a_draft_of_less_context_does_not_limit_generate(models):
     draft = sized(VOCAB, max_position_embeddings=12)
     draft.load_state_dict(models[1].state_dict())
     found = ours(models[0], draft, return_dict_in_generate=True)
@@ -125,7 +125,7 @@ def test_a_draft_of_less_context_does_not_limit_generate(models: Models) -> None
     assert {round_.beyond_draft for round_ in found.traces[0].rounds} == {False, True}
 
 
-def test_a_draft_folder_has_the_ends_that_open_pair_gives_it(tmp_path: Path) -> None:
+def test_a_draft_folder_has_the_ends_that_open_pair_gives_it(tmp_path):
     folder = save_tiny_pair(tmp_path)
     write_vocabulary(folder / "draft" / FILE, torch.tensor([3, 5, 7]), {})
     for target_ends in (EOS, [9, EOS], None):
@@ -140,7 +140,7 @@ def test_a_draft_folder_has_the_ends_that_open_pair_gives_it(tmp_path: Path) -> 
         assert draft_fingerprint(made) == draft_fingerprint(pair.draft)
 
 
-def test_it_speculates_and_says_what_happened(models: Models) -> None:
+def test_it_speculates_and_says_what_happened(models):
     found = ours(*models, return_dict_in_generate=True, stop=Fixed(3))
     assert isinstance(found, SpeculativeOutput)
     [trace] = found.traces
@@ -148,14 +148,14 @@ def test_it_speculates_and_says_what_happened(models: Models) -> None:
     assert len(trace.tokens) > len(trace.rounds), "more than a token a round"
 
 
-def test_rows_of_a_batch_are_what_they_are_alone(models: Models) -> None:
+def test_rows_of_a_batch_are_what_they_are_alone(models):
     ids = torch.tensor([[EOS, EOS, 3, 7, 1], [2, 6, 5, 3, 8]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     asked = {"inputs": ids, "attention_mask": mask, "pad_token_id": EOS}
     assert torch.equal(ours(*models, **asked), plain(models[0], **asked))
 
 
-def test_every_row_of_several_sequences_is_sampled_with_the_seed_of_torch(models: Models) -> None:
+def test_every_row_of_several_sequences_is_sampled_with_the_seed_of_torch(models):
     def sampled() -> Tensor:
         torch.manual_seed(5)
         return ours(*models, do_sample=True, num_return_sequences=3, eos_token_id=None)
@@ -183,9 +183,7 @@ CASES = [*(((5, 5, 3), warp, {}) for warp in WARPS), ((5, 5, 3), WARPS[-1], TREE
     ("sizes", "warp", "parts"), [*CASES, ((6, 4, 2), {"temperature": 1.5}, {})]
 )
 @pytest.mark.few(3)
-def test_the_distribution_is_that_of_generate(
-    sizes: tuple[int, int, int], warp: dict, parts: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_distribution_is_that_of_generate(sizes, warp, parts, monkeypatch):
     """sizes: words of the target, of the draft, and tokens that are sampled; the first word ends a
     response. Neither our logits nor transformers' norms are rounded to float32, as they always
     are."""
@@ -243,9 +241,7 @@ class Heard:
         self.tokens.append(-1)
 
 
-def test_streams_hear_what_a_streamer_of_generate_hears(
-    models: Models, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_streams_hear_what_a_streamer_of_generate_hears(models, capsys):
     target, draft = models
 
     def around(model, input_ids, **given):
@@ -269,7 +265,7 @@ def test_streams_hear_what_a_streamer_of_generate_hears(
             ours(target, draft, streamer=Heard(), **more)
 
 
-def test_stopping_criteria_end_where_they_end_generate(models: Models) -> None:
+def test_stopping_criteria_end_where_they_end_generate(models):
     word = plain(models[0])[0, 12]
     criteria = StoppingCriteriaList([lambda ids, scores, **_: ids[:, -1] == word])
     found = ours(*models, stopping_criteria=criteria)
@@ -277,14 +273,14 @@ def test_stopping_criteria_end_where_they_end_generate(models: Models) -> None:
     assert found.shape[1] <= 13
 
 
-def test_another_engine(models: Models) -> None:
+def test_another_engine(models):
     engine = partial(OverlappedEngine, branch_verifier=RrswVerifier(), overlap=False)
     found = ours(*models, engine=engine, structure=BranchPoint(4, 2), stop=Confidence(0.4))
     assert torch.equal(found, plain(models[0]))
 
 
 @pytest.mark.smoke
-def test_a_draft_from_its_folder_and_a_pair(tmp_path: Path) -> None:
+def test_a_draft_from_its_folder_and_a_pair(tmp_path):
     save_tiny_pair(tmp_path)
     target = LlamaForCausalLM.from_pretrained(tmp_path / "target").double()
     pair = tiny_pair()
@@ -293,7 +289,7 @@ def test_a_draft_from_its_folder_and_a_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [copy.deepcopy, lambda model: model.double()])
-def test_a_model_in_plain_code_stays_a_plain_model(change, models: Models) -> None:
+def test_a_model_in_plain_code_stays_a_plain_model(change, models):
     target, draft = (model.float() for model in models)
     expected = ours(target, draft)
     linears = [module for module in target.modules() if isinstance(module, nn.Linear)]
@@ -302,7 +298,7 @@ def test_a_model_in_plain_code_stays_a_plain_model(change, models: Models) -> No
 
 
 @pytest.mark.parametrize(("target", "draft"), [(40, 32), (32, 40)])
-def test_padded_output_layers_of_two_sizes(target: int, draft: int, tmp_path: Path) -> None:
+def test_padded_output_layers_of_two_sizes(target, draft, tmp_path):
     """A token that the draft does not have, in prompt and response alike: the draft reads its last
     one."""
     folder = saved(tmp_path / "draft", draft)
@@ -316,7 +312,7 @@ def test_padded_output_layers_of_two_sizes(target: int, draft: int, tmp_path: Pa
         assert target < 33 or expected[0, 5:].max() >= 32 or seed
 
 
-def test_a_pair_that_was_cut_says_all_that_generate_says(tmp_path: Path) -> None:
+def test_a_pair_that_was_cut_says_all_that_generate_says(tmp_path):
     folders = [str(saved(tmp_path / str(words), words)) for words in (40, 32)]
     pair = open_pair(*folders, dtype="float64")
     asked = {"eos_token_id": None, "inputs": PROMPT % 5}
@@ -325,7 +321,7 @@ def test_a_pair_that_was_cut_says_all_that_generate_says(tmp_path: Path) -> None
     assert pair.target.vocab_size == pair.draft.vocab_size == 32, "elsewhere as before"
 
 
-def test_a_draft_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_draft_of_another_tokenizer_is_refused(tmp_path):
     folder, other = save_tiny_pair(tmp_path), saved(tmp_path / "other", 32)
     words = (other / "tokenizer.json").read_text().replace('"w7"', '"seven"')
     (other / "tokenizer.json").write_text(words)
@@ -355,9 +351,7 @@ def checkpoint(folder: Path, pair: Models, name: str, **context) -> Path:
 
 @pytest.mark.parametrize("name", ["specdecpp", "hrad", "value"])
 @pytest.mark.parametrize("threshold", [None, 0.5])
-def test_a_predictor_is_asked(
-    name: str, threshold: float | None, models: Models, tmp_path: Path
-) -> None:
+def test_a_predictor_is_asked(name, threshold, models, tmp_path):
     folder = checkpoint(tmp_path / name, models, name)
     found = ours(*models, predictor=str(folder), threshold=threshold, return_dict_in_generate=True)
     assert torch.equal(found.sequences, plain(models[0]))
@@ -365,14 +359,14 @@ def test_a_predictor_is_asked(
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "calibration.json", "config.json"])
-def test_a_damaged_predictor_is_refused(file: str, models: Models, tmp_path: Path) -> None:
+def test_a_damaged_predictor_is_refused(file, models, tmp_path):
     folder = checkpoint(tmp_path / "value", models, "value")
     (folder / file).write_bytes(b"no")
     with pytest.raises(UserError, match=r"^predictor: .* damaged"):
         ours(*models, predictor=folder)
 
 
-def test_a_predictor_of_another_pair_or_warp_is_refused(models: Models, tmp_path: Path) -> None:
+def test_a_predictor_of_another_pair_or_warp_is_refused(models, tmp_path):
     other = checkpoint(tmp_path / "a", (sized(5), models[1]), "value")
     with pytest.raises(UserError, match="pair.target"):
         ours(*models, predictor=other)
@@ -432,14 +426,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_refusals_are_a_line(said: str, models: Models) -> None:
+def test_refusals_are_a_line(said, models):
     with pytest.raises(UserError) as error:
         ours(*models, **REFUSED[said])
     assert said in str(error.value) and "\n" not in str(error.value)
     assert models[0].config._attn_implementation != ATTENTION
 
 
-def test_inputs_that_our_engines_leave_out_are_refused(models: Models) -> None:
+def test_inputs_that_our_engines_leave_out_are_refused(models):
     config = GPT2Config(vocab_size=32, n_embd=24, n_layer=2, n_head=2, n_positions=96)
     target = GPT2LMHeadModel(config).double().eval()
     asked = {"eos_token_id": EOS, "pad_token_id": EOS}
@@ -448,7 +442,7 @@ def test_inputs_that_our_engines_leave_out_are_refused(models: Models) -> None:
         ours(target, models[1], token_type_ids=torch.zeros_like(PROMPT), **asked)
 
 
-def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models: Models) -> None:
+def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models):
     target, draft = models
     with torch.device("meta"):
         empty = LlamaForCausalLM(target.config)
@@ -486,7 +480,7 @@ def at_once(*jobs: Callable[[], list[int]], threads: int = 4) -> list[list[int]]
         return [future.result() for future in futures]
 
 
-def test_threads_get_what_each_gets_alone(models: Models) -> None:
+def test_threads_get_what_each_gets_alone(models):
     """Plain `generate` of the same model beside them, and a stop rule that they share."""
     target, draft = models
     expected = [answer(target, prompt) for prompt in PROMPTS]
@@ -502,7 +496,7 @@ def test_threads_get_what_each_gets_alone(models: Models) -> None:
     assert found == [answer for answer in expected * 3 for _ in range(3)]
 
 
-def test_threads_take_turns_with_a_pair_and_share_it_in_generate() -> None:
+def test_threads_take_turns_with_a_pair_and_share_it_in_generate():
     pair, other = tiny_pair(), tiny_pair()
     expected = [answer(other.target.model, prompt) for prompt in PROMPTS]
     rules = Confidence(0.3), TokenVerifier(), Warp(temperature=0), Warp(temperature=0)
@@ -521,7 +515,7 @@ def test_threads_take_turns_with_a_pair_and_share_it_in_generate() -> None:
     assert decoded(PROMPTS[0]) == expected[0], "afterwards"
 
 
-def test_a_call_inside_a_stopping_criterion(models: Models) -> None:
+def test_a_call_inside_a_stopping_criterion(models):
     target, draft = models
     inner = []
 
@@ -535,7 +529,7 @@ def test_a_call_inside_a_stopping_criterion(models: Models) -> None:
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
-def test_nothing_of_a_call_that_fails_is_left(fault: type[BaseException], models: Models) -> None:
+def test_nothing_of_a_call_that_fails_is_left(fault, models):
     target, draft = models
     target.train()
 
@@ -549,7 +543,7 @@ def test_nothing_of_a_call_that_fails_is_left(fault: type[BaseException], models
     assert spoken(target.eval(), draft) == answer(target)
 
 
-def test_drafts_in_turns_are_made_ready_once(models: Models, tmp_path) -> None:
+def test_drafts_in_turns_are_made_ready_once(models, tmp_path):
     target, draft = models
     other = save_tiny_pair(tmp_path) / "draft"
     first = opened(target, other), opened(target, draft)
@@ -564,7 +558,7 @@ def test_drafts_in_turns_are_made_ready_once(models: Models, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_what_changes_between_calls_is_seen(activation: str, models: Models) -> None:
+def test_what_changes_between_calls_is_seen(activation, models):
     """Tensors stay where they are: a view of a model shares them with it. What the config calls
     gelu, though it is none, is run by transformers' own forward."""
     target, draft = models
@@ -601,7 +595,7 @@ def test_what_changes_between_calls_is_seen(activation: str, models: Models) -> 
         before = after
 
 
-def test_new_weights_of_a_pair_are_seen_by_every_later_call() -> None:
+def test_new_weights_of_a_pair_are_seen_by_every_later_call():
     pair = tiny_pair()
     model = pair.target.model
     before = spoken(model, pair)
@@ -613,7 +607,7 @@ def test_new_weights_of_a_pair_are_seen_by_every_later_call() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_released_with_its_model() -> None:
+def test_what_is_kept_is_released_with_its_model():
     target, draft = own_configs()
     spoken(target, draft)
     copied = copy.deepcopy(target)

@@ -37,7 +37,7 @@ def shard(path: Path, **changed: Any) -> None:
     torch.save({"logits": rows.logits.float(), "prefix_mask": rows.labels.float(), **changed}, path)
 
 
-def test_shards_are_read_in_order(tmp_path: Path) -> None:
+def test_shards_are_read_in_order(tmp_path):
     for number in (0, 2, 10):
         shard(tmp_path / f"sts.{number}.pt", logits=torch.full((100, 3), float(number)))
     found = SglangShards(str(tmp_path / "sts.*.pt"), "chat").read()
@@ -63,7 +63,7 @@ def test_shards_are_read_in_order(tmp_path: Path) -> None:
         ({"prefix_mask": torch.zeros(3), "logits": torch.zeros(3)}, "same shape"),
     ],
 )
-def test_other_shards_are_refused(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_other_shards_are_refused(changed, says, tmp_path):
     shard(tmp_path / "sts.0.pt", **changed)
     assert says in said(SglangShards(str(tmp_path / "sts.*.pt"), "chat").read)
 
@@ -73,9 +73,7 @@ class Harmful:
         return Path.touch, (Path("harmed"),)
 
 
-def test_foreign_files_are_refused_and_nothing_of_them_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_files_are_refused_and_nothing_of_them_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shard(Path("cut.pt"))
     whole = Path("cut.pt").read_bytes()
@@ -94,7 +92,7 @@ def test_foreign_files_are_refused_and_nothing_of_them_runs(
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_changed_bytes_are_read_or_refused(zipped: bool, tmp_path: Path) -> None:
+def test_changed_bytes_are_read_or_refused(zipped, tmp_path):
     rows, path, choose = logged(20), tmp_path / "sts.0.pt", random.Random(0)
     shard = {"logits": rows.logits.float(), "prefix_mask": rows.labels.float()}
     torch.save(shard, path, _use_new_zipfile_serialization=zipped)
@@ -120,7 +118,7 @@ def records(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_file_of_that_very_name_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_that_very_name_is_meant(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     records(tmp_path / "a[1]", '{"logits": [1], "labels": [1]}')
@@ -130,7 +128,7 @@ def test_a_file_of_that_very_name_is_meant(tmp_path: Path, monkeypatch: pytest.M
     assert DeepspecRecords("confidence_records.jsonl", None).read().domains == ("a[1]",)
 
 
-def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
+def test_records_may_be_shorter_than_gamma(tmp_path):
     records(tmp_path / "gsm8k", '{"logits": [1.5, -2], "labels": [1, 0]}')
     line = '{"logits": [0.5, 1, 2], "labels": [1, 1, 0], "extra": 3}'
     records(tmp_path / "code", line, '{"logits": [0.25], "labels": [0]}', "")
@@ -155,12 +153,12 @@ def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
         ('{"logits": [1, 2], "labels": [0, 1]}', "one that rises"),
     ],
 )
-def test_other_lines_are_refused(line: str, says: str, tmp_path: Path) -> None:
+def test_other_lines_are_refused(line, says, tmp_path):
     path = records(tmp_path / "x", '{"logits": [1], "labels": [1]}', line)
     assert says in said(DeepspecRecords(str(path), None).read)
 
 
-def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path: Path) -> None:
+def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path):
     line = '{"logits": [1.5, -2], "labels": [1, 0]}'
     path = records(tmp_path / "x", line)
     expected = DeepspecRecords(str(path), None).read().logits.tolist()
@@ -190,7 +188,7 @@ def dumped(path: Path, *steps: dict[str, Any]) -> Path:
     return path
 
 
-def test_what_server_info_says_is_read_of_every_rank(tmp_path: Path) -> None:
+def test_what_server_info_says_is_read_of_every_rank(tmp_path):
     states = [
         {"dspark_info_record": {"records": [step(request(4, n)), {"forward_ct": 3}]}}
         for n in (0, 2)
@@ -204,7 +202,7 @@ def test_what_server_info_says_is_read_of_every_rank(tmp_path: Path) -> None:
         assert "holds no debug records" in said(SglangRecords(str(path), "chat").read)
 
 
-def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
+def test_only_verified_tokens_of_debug_records_count(tmp_path):
     path = dumped(
         tmp_path / "info.json",
         step(request(4, 1), request(2, 1, "b")),
@@ -228,7 +226,7 @@ def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
         ('{"records": []}', "got none"),
     ],
 )
-def test_other_json_is_refused(content: str, says: str, tmp_path: Path) -> None:
+def test_other_json_is_refused(content, says, tmp_path):
     (tmp_path / "x.json").write_text(content)
     assert says in said(SglangRecords(str(tmp_path / "x.json"), "chat").read)
 
@@ -236,7 +234,7 @@ def test_other_json_is_refused(content: str, says: str, tmp_path: Path) -> None:
 # Our own harvests ---------------------------------------------------------------------------------
 
 
-def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
+def test_a_harvest_says_what_its_draft_thought(tmp_path):
     folder = write_harvest(tmp_path / "data")
     found, rounds = Harvest(str(folder), None).read(), dataset.Harvest.open(folder).rounds("all")
     assert torch.allclose(torch.sigmoid(found.logits), rounds["q_drawn"].double(), atol=1e-6)
@@ -247,7 +245,7 @@ def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["specdecpp", "value"])
-def test_a_checkpoint_says_what_it_predicts(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_says_what_it_predicts(name, tmp_path):
     folder = write_harvest(tmp_path / "data")
     width = columns(name, DIM)
     checkpoint = write_checkpoint(tmp_path / name, name, width, context=CONTEXT)
@@ -256,7 +254,7 @@ def test_a_checkpoint_says_what_it_predicts(name: str, tmp_path: Path) -> None:
     assert not torch.equal(found.logits, Harvest(str(folder), None).read().logits)
 
 
-def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_other_checkpoints_are_refused(tmp_path):
     folder = write_harvest(tmp_path / "data")
     other = write_checkpoint(tmp_path / "x", "specdecpp", DIM, context={**CONTEXT, "pair": {}})
     assert said(Harvest(str(folder), str(other)).read).startswith("source.checkpoint:")

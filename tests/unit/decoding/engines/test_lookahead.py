@@ -33,7 +33,7 @@ def engine(
 # The pool -----------------------------------------------------------------------------------------
 
 
-def test_pool_keeps_the_latest_of_each_key() -> None:
+def test_pool_keeps_the_latest_of_each_key():
     pool = NgramPool(2)
     pool.add([(1, 2, 3), (1, 4, 5), (7, 8, 9), (1, 2, 3), (1, 6, 6)])
     assert pool.after(1) == [(6, 6), (2, 3)]  # 2, 3 was used again, 4, 5 was not
@@ -50,9 +50,7 @@ def test_pool_keeps_the_latest_of_each_key() -> None:
         ([0, 1, 2, 3, 4], 2, [(1, 2, 3), (2, 3, 4)]),
     ],
 )
-def test_pool_takes_the_n_grams_that_end_in_new_text(
-    text: list[int], new: int, ngrams: list[tuple[int, ...]]
-) -> None:
+def test_pool_takes_the_n_grams_that_end_in_new_text(text, new, ngrams):
     pool = NgramPool(9)
     engine(model())._pool_text(pool, text, new)
     found = {(key, *rest) for key in range(9) for rest in pool.after(key)}
@@ -61,7 +59,7 @@ def test_pool_takes_the_n_grams_that_end_in_new_text(
     assert not any(nothing.after(key) for key in range(9))
 
 
-def test_prompt_and_output_are_drafted_from() -> None:
+def test_prompt_and_output_are_drafted_from():
     """Round after round, the candidates are the latest n-grams of the text: the window is too
     narrow to add any."""
     counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
@@ -75,7 +73,7 @@ def test_prompt_and_output_are_drafted_from() -> None:
 # The draft ----------------------------------------------------------------------------------------
 
 
-def test_n_grams_with_the_same_beginning_share_it() -> None:
+def test_n_grams_with_the_same_beginning_share_it():
     assert merged([(1, 2, 3), (1, 4, 3), (2, 2, 3), (1, 2, 5)], 9, NOBODY) == (
         [0, 1, 2, 1, 4, 0, 6, 7, 2],
         [1, 2, 3, 4, 3, 2, 2, 3, 5],
@@ -88,7 +86,7 @@ def test_n_grams_with_the_same_beginning_share_it() -> None:
 # The window ---------------------------------------------------------------------------------------
 
 
-def test_window_fills_and_then_moves_on() -> None:
+def test_window_fills_and_then_moves_on():
     """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s
     + c."""
     window = Window([7, 8, 9], 2, 4)
@@ -105,7 +103,7 @@ def test_window_fills_and_then_moves_on() -> None:
 
 
 @pytest.mark.parametrize(("width", "ngram"), [(1, 2), (3, 2), (1, 3), (1, 5), (4, 5)])
-def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -> None:
+def test_a_column_is_one_path_at_consecutive_positions(width, ngram):
     """A guess sees the oldest row up to its column and the newer ones of its column; its depth is
     its position."""
     window, start = Window([1, 2], width, ngram), 3
@@ -134,7 +132,7 @@ SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 @pytest.mark.parametrize("max_length", range(4, 20))
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.few(16)
-def test_no_row_lies_beyond_the_context(settings: tuple[int, int, int], max_length: int) -> None:
+def test_no_row_lies_beyond_the_context(settings, max_length):
     pair, prompt = model(3, max_length), [1, 2, 1]
     forward, farthest = pair.target.forward, [0]
 

@@ -37,7 +37,7 @@ def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.smoke
-def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
+def test_pair_loads_and_generates(tiny_pair_dir):
     pair = load_pair(pair_config(tiny_pair_dir))
     assert pair.target.max_length == pair.draft.max_length == 64
     assert pair.eos_ids == (0,)
@@ -47,14 +47,14 @@ def test_pair_loads_and_generates(tiny_pair_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["target", "draft"])
-def test_missing_models_name_key_and_remedy(tiny_pair_dir: Path, tmp_path: Path, side: str) -> None:
+def test_missing_models_name_key_and_remedy(tiny_pair_dir, tmp_path, side):
     for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
         line = rf"^pair\.{side}: no model in .*python pairs/build_pair\.py"
         with pytest.raises(UserError, match=line):
             load_pair(pair_config(tiny_pair_dir, **{side: missing}))
 
 
-def test_damaged_model_is_one_line(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_damaged_model_is_one_line(tiny_pair_dir, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair_dir / "draft", broken)
     (broken / "config.json").write_text("{")
@@ -72,7 +72,7 @@ def test_damaged_model_is_one_line(tiny_pair_dir: Path, tmp_path: Path) -> None:
         load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
 
 
-def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
+def test_unavailable_device_and_unknown_dtype(tiny_pair_dir):
     if not torch.accelerator.is_available():
         with pytest.raises(UserError, match=r"^pair\.draft_device: cuda:0"):
             load_pair(pair_config(tiny_pair_dir, draft_device="cuda:0"))
@@ -82,8 +82,8 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir: Path) -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
-    fast: bool, tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    fast, tiny_pair_dir, tmp_path, monkeypatch
+):
     monkeypatch.setattr("decoding.models.options.fast_bfloat16", lambda: fast)
     narrow = torch.bfloat16 if fast else torch.float32
     for stored in ("bfloat16", torch.bfloat16, None, torch.float16, torch.float64):
@@ -100,7 +100,7 @@ def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
     assert machine.dtypes(pair) == {"target": "torch.float32", "draft": str(narrow)}
 
 
-def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir, tmp_path):
     folder = shutil.copytree(tiny_pair_dir, tmp_path / "pair")
     assert load_pair(pair_config(folder, draft_vocabulary="auto")).draft.vocabulary is None
     write_vocabulary(folder / "draft" / VOCABULARY, torch.arange(3, 9), {})
@@ -112,14 +112,14 @@ def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir: Path, tmp_pat
         load_pair(pair_config(folder, draft_vocabulary="auto"))
 
 
-def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir: Path) -> None:
+def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir):
     assert load_pair(pair_config(tiny_pair_dir, max_length=None)).target.max_length == 96
     assert load_pair(pair_config(tiny_pair_dir, max_length=200)).draft.max_length == 96
     with pytest.raises(UserError, match=r"^pair\.max_length: -3"):
         load_pair(pair_config(tiny_pair_dir, max_length=-3))
 
 
-def test_vocabularies_are_compared_token_by_token() -> None:
+def test_vocabularies_are_compared_token_by_token():
     words = ["<s>", "a", "b", "c"]
     check_same_vocabulary(tokenizer(words), tokenizer(words), 4)
     check_same_vocabulary(tokenizer(words), tokenizer(words[:3]), 4)  # one leaves an id unnamed
@@ -129,7 +129,7 @@ def test_vocabularies_are_compared_token_by_token() -> None:
         check_same_vocabulary(tokenizer(words), tokenizer(words), 3)
 
 
-def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_identity_follows_content_not_place_or_dtype(tiny_pair_dir, tmp_path):
     first = load_pair(pair_config(tiny_pair_dir))
     moved = shutil.copytree(tiny_pair_dir, tmp_path / "moved")
     second = load_pair(pair_config(moved, target_dtype="float32"))
@@ -154,7 +154,7 @@ CHECK = r"Check pair\.target_options="
 
 @pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
-def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir, tmp_path):
     """A device for each part of the model, and an option for where the parts go that have none."""
     whole = load_pair(pair_config(tiny_pair_dir))
     options = {"offload_folder": str(tmp_path / "offload")}
@@ -181,15 +181,13 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir: Path, tmp_p
         ({"gguf_file": "none.gguf"}, r"^pair\.target: no model in "),
     ],
 )
-def test_bad_options_are_named(options: dict[str, Any], message: str, tiny_pair_dir: Path) -> None:
+def test_bad_options_are_named(options, message, tiny_pair_dir):
     with pytest.raises(UserError, match=message) as refusal:
         load_pair(pair_config(tiny_pair_dir, target_options=options))
     assert "\n" not in str(refusal.value)
 
 
-def test_quantisation_becomes_the_class_of_its_method(
-    tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir, monkeypatch):
     given: dict[str, Any] = {}
 
     def loading(source: str, **options: Any) -> None:
@@ -205,7 +203,7 @@ def test_quantisation_becomes_the_class_of_its_method(
     assert given["device_map"] == "cpu" and given["dtype"] == torch.float64
 
 
-def test_a_cpu_is_named_as_linux_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_is_named_as_linux_names_it(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
     )
@@ -215,7 +213,7 @@ def test_a_cpu_is_named_as_linux_names_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert machine.processor()
 
 
-def test_a_gpu_is_named_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_named_by_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert machine.hardware(torch.device("cuda:1")) == "GPU 1"
 
@@ -253,9 +251,7 @@ def model(generation: Any = None, config: Any = None, text: Any = None) -> Any:
         ({"config": -1, "text": 5}, None, (5,)),
     ],
 )
-def test_every_source_says_which_tokens_end(
-    given: dict[str, Any], eos: str | None, expected: tuple[int, ...]
-) -> None:
+def test_every_source_says_which_tokens_end(given, eos, expected):
     assert end_ids(model(**given), bytewise(eos=eos)) == expected
     assert set(end_ids(model(**given), None)) <= set(expected)
 
@@ -274,13 +270,11 @@ def test_every_source_says_which_tokens_end(
         (None, None, (7,), 7),
     ],
 )
-def test_the_chat_template_says_what_closes_an_answer(
-    template: str | None, eos: str | None, ends: tuple[int, ...], expected: int
-) -> None:
+def test_the_chat_template_says_what_closes_an_answer(template, eos, ends, expected):
     assert closing_id(bytewise(template, eos), ends) == expected
 
 
-def test_no_end_is_guessed_and_what_is_no_id_is_refused_in_a_line() -> None:
+def test_no_end_is_guessed_and_what_is_no_id_is_refused_in_a_line():
     for ends in ((0, 7), ()):
         with pytest.raises(UserError, match=r"^pair\.target: which of the tokens \[.*\] ends"):
             closing_id(bytewise(TURN.replace("END", "<end>")), ends)

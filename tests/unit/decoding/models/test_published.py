@@ -70,9 +70,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("name", "form"), READ)
-def test_what_is_read_has_the_logits_of_what_was_written(
-    name: str, form: str, tiny_pair_dir: Path, tmp_path: Path
-) -> None:
+def test_what_is_read_has_the_logits_of_what_was_written(name, form, tiny_pair_dir, tmp_path):
     found = opened(tiny_pair_dir, written(tmp_path / "draft", name, form))
     assert isinstance(found.draft, PublishedDraft)
     expected = published_pair(FLAVOURS[name], qwen=name == "residual")
@@ -88,7 +86,7 @@ def test_what_is_read_has_the_logits_of_what_was_written(
     assert found.draft.model.flavour == FLAVOURS[name]
 
 
-def test_each_flag_is_another_draft(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_each_flag_is_another_draft(tiny_pair_dir, tmp_path):
     """Another fingerprint, too: harvests belong to one of them."""
     folder = written(tmp_path / "draft", "plain", "speculators")
     one = pair_identity(opened(tiny_pair_dir, folder))["draft"]
@@ -100,9 +98,7 @@ def test_each_flag_is_another_draft(tiny_pair_dir: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "yarn"])
-def test_the_first_dimensions_of_a_head_are_rotated_where_it_says_so(
-    kind: str, tiny_pair_dir: Path, tmp_path: Path
-) -> None:
+def test_the_first_dimensions_of_a_head_are_rotated_where_it_says_so(kind, tiny_pair_dir, tmp_path):
     """By the angles that another family's own module gives, over as many dimensions."""
     folder = written(tmp_path / "draft", "plain", "speculators")
     scaling = {"rope_type": kind, "rope_theta": 500.0, "partial_rotary_factor": 2 / 3}
@@ -123,7 +119,7 @@ def test_the_first_dimensions_of_a_head_are_rotated_where_it_says_so(
     assert pair_identity(pairs[0])["draft"] != pair_identity(pairs[1])["draft"]
 
 
-def test_rotations_as_older_files_say_them(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_rotations_as_older_files_say_them(tiny_pair_dir, tmp_path):
     newer, older = (written(tmp_path / name, "plain", "speculators") for name in ("new", "old"))
     rope(newer, rope_type="linear", factor=2.0, rope_theta=500.0, partial_rotary_factor=2 / 3)
     scaling = {"type": "linear", "factor": 2.0}
@@ -133,7 +129,7 @@ def test_rotations_as_older_files_say_them(tiny_pair_dir: Path, tmp_path: Path) 
     assert torch.equal(wanted, found)
 
 
-def test_a_window_as_long_as_the_context_is_none(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_a_window_as_long_as_the_context_is_none(tiny_pair_dir, tmp_path):
     folder = written(tmp_path / "draft", "plain", "speculators")
     plain = logits(opened(tiny_pair_dir, folder))
     inner(folder, sliding_window=16)
@@ -142,9 +138,7 @@ def test_a_window_as_long_as_the_context_is_none(tiny_pair_dir: Path, tmp_path: 
     assert torch.equal(logits(opened(tiny_pair_dir, folder)), plain)
 
 
-def test_a_tied_output_layer_is_the_target_s_or_refused(
-    tiny_pair_dir: Path, tmp_path: Path
-) -> None:
+def test_a_tied_output_layer_is_the_target_s_or_refused(tiny_pair_dir, tmp_path):
     folder = write_eagle1(tmp_path / "draft", random_model(FLAVOURS["eagle1"]))
     change(folder, tie_word_embeddings=True)
     with pytest.raises(UserError, match="expected tie_word_embeddings false"):
@@ -242,12 +236,8 @@ ANOTHER: list[tuple[Callable[..., None], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("damage", "values", "message"), ANOTHER)
 def test_what_is_damaged_or_of_another_target_is_one_line(
-    damage: Callable[..., None],
-    values: dict[str, Any],
-    message: str,
-    tiny_pair_dir: Path,
-    tmp_path: Path,
-) -> None:
+    damage, values, message, tiny_pair_dir, tmp_path
+):
     folder = written(tmp_path / "d", "plain", "speculators")
     damage(folder, **values)
     with pytest.raises(UserError, match=rf"^pair\.draft: .*{message}") as error:
@@ -261,8 +251,8 @@ class Evil:
 
 
 def test_a_pickle_of_the_older_kind_is_read_and_others_are_a_line_and_not_run(
-    tiny_pair_dir: Path, tmp_path: Path
-) -> None:
+    tiny_pair_dir, tmp_path
+):
     folder = written(tmp_path / "draft", "usual", "safeailab")
     path = folder / "pytorch_model.bin"
     state = torch.load(path, weights_only=True)
@@ -277,7 +267,7 @@ def test_a_pickle_of_the_older_kind_is_read_and_others_are_a_line_and_not_run(
             opened(tiny_pair_dir, folder)
 
 
-def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir: Path, tmp_path: Path) -> None:
+def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir, tmp_path):
     folder = written(tmp_path / "draft", "plain", "speculators")
     save_file({"tokens": torch.arange(5)}, tmp_path / "some.safetensors")
     with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: expected null"):
@@ -343,7 +333,7 @@ def written_out(model: PublishedModel, states: Tensor, tokens: Tensor, drafted: 
 
 
 @pytest.mark.parametrize("name", [name for name in FLAVOURS if name != "eagle1"])
-def test_logits_are_those_of_the_definition(name: str) -> None:
+def test_logits_are_those_of_the_definition(name):
     """The last of three drafted tokens, after eight verified ones."""
     pair = published_pair(FLAVOURS[name], SAYS, attention_bias=name == "each")
     pair.target.forward(PROMPT[:8])
@@ -356,7 +346,7 @@ def test_logits_are_those_of_the_definition(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "flavour"), KINDS)
-def test_one_by_one_is_all_at_once(name: str, flavour: Flavour) -> None:
+def test_one_by_one_is_all_at_once(name, flavour):
     pair = pair_of(name, flavour)
     pair.target.forward(PROMPT)
     whole = pair.draft.forward(PROMPT).logits
@@ -367,7 +357,7 @@ def test_one_by_one_is_all_at_once(name: str, flavour: Flavour) -> None:
 
 
 @pytest.mark.parametrize(("name", "flavour"), KINDS)
-def test_a_tree_is_its_paths(name: str, flavour: Flavour) -> None:
+def test_a_tree_is_its_paths(name, flavour):
     pair, parents = pair_of(name, flavour), [[-1, -1], [0, 0, 1], [2, 4]]
     tokens, grown, found = [[5, 9], [3, 4, 6], [8, 2]], [], []
     pair.target.forward(PROMPT[:6])
@@ -384,7 +374,7 @@ def test_a_tree_is_its_paths(name: str, flavour: Flavour) -> None:
 
 
 @pytest.mark.parametrize(("name", "flavour"), KINDS)
-def test_what_a_text_begins_with_only_it_sees(name: str, flavour: Flavour) -> None:
+def test_what_a_text_begins_with_only_it_sees(name, flavour):
     """Published drafts have no row for the first token."""
     pair = pair_of(name, flavour)
     pair.target.forward(PROMPT)
@@ -399,9 +389,7 @@ def test_what_a_text_begins_with_only_it_sees(name: str, flavour: Flavour) -> No
 
 @pytest.mark.parametrize("builds", [Chain(3), DySpecHeap(6)])
 @pytest.mark.parametrize(("name", "flavour"), KINDS)
-def test_greedy_output_is_the_targets_and_nothing_stays_of_a_round(
-    name: str, flavour: Flavour, builds: Chain | DySpecHeap
-) -> None:
+def test_greedy_output_is_the_targets_and_nothing_stays_of_a_round(name, flavour, builds):
     pair = pair_of(name, flavour)
     verifier = TokenVerifier() if isinstance(builds, Chain) else RrswVerifier()
     engine = SerialEngine(pair, builds, Never(), verifier, Warp(0.0), Warp())

@@ -1,7 +1,6 @@
 """The file of tuned thresholds: what is used of it, and what is refused."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
+def test_thresholds_are_for_a_pair_and_its_distributions():
     for run, other in (
         (RUN, None),
         (RUN | {"pair": {"name": "mine", "target": "aa"}}, None),
@@ -48,7 +47,7 @@ def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
         "results.chosen.rules.adaedl.speculate",
     ],
 )
-def test_a_damaged_file_ends_with_one_line(missing: str, tmp_path: Path) -> None:
+def test_a_damaged_file_ends_with_one_line(missing, tmp_path):
     file = tmp_path / "x.json"
     thresholds.write(file, FOUND)
     assert thresholds.read(file) == FOUND

@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> ResumeFile:
     return written
 
 
-def test_what_was_written_is_read(file: ResumeFile) -> None:
+def test_what_was_written_is_read(file):
     same = ResumeFile(file.path.with_name("specdecpp"), dict(reversed(RUN.items())))
     tensors, progress = same.read() or ({}, {})
     assert tensors.keys() == TENSORS.keys()
@@ -57,7 +57,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_named_and_the_file_stays(file: ResumeFile, damage: str) -> None:
+def test_damage_is_named_and_the_file_stays(file, damage):
     whole = file.path.read_bytes()
     content = DAMAGE[damage](whole)
     assert content != whole
@@ -70,9 +70,7 @@ def test_damage_is_named_and_the_file_stays(file: ResumeFile, damage: str) -> No
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "_sync", "replace"])
-def test_a_full_disk_keeps_the_last_state(
-    file: ResumeFile, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_last_state(file, step, monkeypatch):
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -87,7 +85,7 @@ def test_a_full_disk_keeps_the_last_state(
     assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
 
 
-def test_what_is_something_else_under_this_name_is_refused(file: ResumeFile) -> None:
+def test_what_is_something_else_under_this_name_is_refused(file):
     other = ResumeFile(file.path.with_name("specdecpp"), {**RUN, "seed": 1})
     file.path.rename(other.path)
     with pytest.raises(UserError, match="is of another run .seed=0, here 1.*Delete it"):
@@ -97,9 +95,7 @@ def test_what_is_something_else_under_this_name_is_refused(file: ResumeFile) -> 
         file.read()
 
 
-def test_files_of_other_runs_are_mentioned(
-    file: ResumeFile, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_other_runs_are_mentioned(file, capsys):
     other = ResumeFile(file.path.with_name("specdecpp"), {**RUN, "predictor": {"depth": 2}})
     assert other.read() is None
     assert "other settings (predictor.depth=1, here 2). It is not used" in capsys.readouterr().out

@@ -112,17 +112,17 @@ PLAIN = {
         ("plugin.Theirs", {MORE: (Any, False)}),
     ],
 )
-def test_settings_are_those_of_the_constructor(name: str, settings: dict[str, Any]) -> None:
+def test_settings_are_those_of_the_constructor(name, settings):
     assert read(name) == settings
 
 
 @pytest.mark.parametrize("name", ["plugin.Nobody", "nowhere.Plain"])
-def test_what_there_is_not_is_unknown(name: str) -> None:
+def test_what_there_is_not_is_unknown(name):
     with pytest.raises(Unknown):
         read(name)
 
 
-def test_others_are_taken_where_the_constructor_takes_them() -> None:
+def test_others_are_taken_where_the_constructor_takes_them():
     asked = {"count": 3, "most_of_all": 5}
     assert list(part({"_target_": "written.plugin.open_function", **asked}, "x")) == []
     assert [fault.key for fault in part({"_target_": "written.plugin.function", **asked}, "x")]
