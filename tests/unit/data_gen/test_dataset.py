@@ -211,9 +211,6 @@ def test_a_folder_belongs_to_one_plan(tmp_path):
         sharing.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 
-# What predictors make of it -----------------------------------------------------------------------
-
-
 def test_rollouts_end_with_the_first_rejected_token():
     gamma, values = 4, torch.arange(20.0).view(5, 4)
     records = {

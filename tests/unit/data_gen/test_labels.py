@@ -96,9 +96,6 @@ def test_a_greedy_target_has_no_coins():
         assert torch.equal(class_chances(chances), classes.float())
 
 
-# Siblings -----------------------------------------------------------------------------------------
-
-
 def close(chances: Tensor, rule: TreeVerifier, p: Tensor, q: Tensor, tokens: Sequence[int]) -> None:
     """chances: [k], of each candidate if those before it are rejected; the rule's own trials say
     how probable it is that each is the one accepted."""

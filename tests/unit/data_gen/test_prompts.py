@@ -180,8 +180,6 @@ def test_hub_out_of_reach_is_one_line(monkeypatch):
         load_prompts(cfg("hub", hub_id="owner/set"))
 
 
-# Rendering ----------------------------------------------------------------------------------------
-
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -333,9 +333,6 @@ def test_interrupted_runs_keep_what_arrived(tmp_path):
     assert len(rows(tmp_path)) == 6
 
 
-# The log ------------------------------------------------------------------------------------------
-
-
 def test_a_torn_last_line_is_asked_again(tmp_path):
     answered(tmp_path)
     whole = (tmp_path / NAME).read_bytes()

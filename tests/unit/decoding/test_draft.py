@@ -150,9 +150,6 @@ def test_an_untouched_tree_is_an_empty_draft():
     assert lm.length == 1
 
 
-# Orders of a tree ---------------------------------------------------------------------------------
-
-
 def random_parents(nodes: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     return [generator.randrange(row) for row in range(1, nodes + 1)]

@@ -105,9 +105,6 @@ def test_nothing_is_asked_before_something_is_verified():
     assert len(draft) == 1 and not predictor.asked, "there are no states of the target yet"
 
 
-# The rate -----------------------------------------------------------------------------------------
-
-
 def test_a_request_finds_its_rate_from_its_own_rounds():
     cost = rows(0.0)
     structure = grown(STEADY, cost, None, 3, 1)
@@ -128,9 +125,6 @@ def test_a_round_that_copies_costs_its_rows():
     assert len(draft) == 4
     later = RoundContext(torch.cat([text, text[:3]]), 17, round=1)
     assert structure._rate(later) == pytest.approx((3 + PRIOR) / (cost.target(5) + PRIOR * 5))
-
-
-# Replay -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("siblings", [1, 3])
@@ -155,9 +149,6 @@ def test_a_replayed_comb_is_what_is_drawn(siblings, rate):
         leaves.append(len(children[row]) - 1)
         path, row = path + 1, children[row][0]
     assert comb.path.item() == path and comb.leaves[0, 0, :path].tolist() == leaves
-
-
-# The checkpoint -----------------------------------------------------------------------------------
 
 
 def test_only_a_predictor_of_outcomes_will_do(tmp_path):

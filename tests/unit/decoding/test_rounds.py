@@ -154,9 +154,6 @@ def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
             engine.decode(prompt, most, Sampler.seeded(0))
 
 
-# Where a response ends ----------------------------------------------------------------------------
-
-
 @every_engine
 def test_accepted_counts_what_a_cut_round_has_kept(name):
     """One response ended after its first token, its second, and so on."""
@@ -213,9 +210,6 @@ def test_whoever_ends_a_response_hears_every_token_an_eos_included():
     assert heard == [[0, 0, 1], [0, 0, 1, 2]] and asked.finished
 
 
-# p of draft tokens in traces ----------------------------------------------------------------------
-
-
 def rows_to(round_: RoundTrace, row: int) -> list[int]:
     """From the root, itself included."""
     rows = [row]
@@ -249,9 +243,6 @@ def test_nothing_is_warped_for_the_record():
     rows[1]
     assert rows.drawn([0, 1, 1, 2], [0, 3, 2, 1]) == [None, 0.25, 0.25, None]
     assert list(rows._distributions) == [1]
-
-
-# Hidden states that an engine hands a rule --------------------------------------------------------
 
 
 class Watching(Never):

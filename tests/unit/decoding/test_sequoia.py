@@ -32,9 +32,6 @@ Shape = tuple["Shape", ...]
 """A tree as the tuple of its root's subtrees."""
 
 
-# Trees --------------------------------------------------------------------------------------------
-
-
 @cache
 def forests(nodes: int) -> tuple[Shape, ...]:
     """Every ordered forest with so many nodes, which is every tree with one row more."""
@@ -158,9 +155,6 @@ def test_each_layer_is_priced_by_the_rows_the_draft_runs_on():
         assert plans[nodes].seconds_per_token == pytest.approx(seconds / tokens)
 
 
-# Acceptance ---------------------------------------------------------------------------------------
-
-
 def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float]:
     """Every draw of siblings and every verdict of the rule they are verified by."""
 
@@ -199,9 +193,6 @@ def test_acceptance_of_each_sibling(case):
     assert found.sum(1).max() <= 1 + 1e-9 and not found.isnan().any()
 
 
-# Costs --------------------------------------------------------------------------------------------
-
-
 def test_cost_is_linear_between_measurements():
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (1, 2, 3, 6, 9)] == [1.0, 1.5, 2.0, 5.0, 8.0]
@@ -219,9 +210,6 @@ def test_measuring_leaves_one_context_and_counts_every_forward():
     cost = measure_cost(lm, torch.tensor([0, 1, 2]), [1, 2, 5], 3, lambda: turns.append(1))
     assert lm.length == 3 and lm.forwards == 1 + 3 * 4 == 1 + len(turns)
     assert cost.rows == [1, 2, 5] and min(cost.seconds) > 0
-
-
-# The artefact -------------------------------------------------------------------------------------
 
 
 def test_artefact_becomes_a_structure(tmp_path):

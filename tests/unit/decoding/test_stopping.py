@@ -134,9 +134,6 @@ def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted():
     assert stop.level <= 0.4 and 7 in {len(r.draft_tokens) for r in rounds}
 
 
-# Stop loss ----------------------------------------------------------------------------------------
-
-
 def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
     return StopLoss(Fixed(3), write_cost(folder / "cost.json", draft=draft, target=1.0), loss)
 
@@ -174,8 +171,6 @@ def test_without_measured_costs_there_is_no_account(tmp_path):
     with pytest.raises(UserError, match=r"^stop\.cost: .*is missing\. Measure it: .* cost=measure"):
         StopLoss(Fixed(3), tmp_path / "none.json", 0.02)
 
-
-# SpecDec++ and H-RAD, on predictors whose output is known -----------------------------------------
 
 VOCAB = 4
 CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
@@ -349,9 +344,6 @@ def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
     stop.begin_round(context)
     Chain(25).grow(tree)
     return len(tree.token)
-
-
-# Value --------------------------------------------------------------------------------------------
 
 
 def value_stop(folder: Path, threshold: float, survival: Survival | None = None) -> ValueStop:

@@ -114,9 +114,6 @@ def test_siblings_of_a_distribution_without_replacement_differ():
             assert len(set(tokens)) == len(tokens)
 
 
-# Branch point -------------------------------------------------------------------------------------
-
-
 def test_branch_point_is_a_chain_with_open_leaves():
     tree, draft = grown(BranchPoint(20, 3), without_replacement, Fixed(4))
     assert draft.parent == [0, 1, 2, 3, 4, 4, 4] and draft.open == 3 and draft.closed == 4
@@ -130,9 +127,6 @@ def test_branch_point_is_a_chain_with_open_leaves():
         _, draft = grown(BranchPoint(9, 2), iid, Fixed(4), eos_ids=EOS, seed=seed)
         closed = draft.token[: draft.closed]
         assert draft.open == (0 if set(closed) & EOS else 2)
-
-
-# Static trees -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,9 +174,6 @@ def test_an_exhausted_distribution_leaves_the_rest_of_the_plan_out():
     assert greedy.parent == [0, 1]
     _, pair = grown(WidthTree([3, 1]), hub_pair)
     assert pair.parent == [0, 1, 0, 3]
-
-
-# DySpec -------------------------------------------------------------------------------------------
 
 
 def values(draft: Draft) -> list[float]:
@@ -260,9 +251,6 @@ def test_a_binding_cap_serves_the_more_valuable_row():
         assert tree.parent[2] == 1 + tree.token.index(1)
         firsts.add(tree.token[0])
     assert firsts == {0, 1}
-
-
-# Settings that do not go together -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("build", [lambda: Lookup(1, 2, 3), lambda: Sources(4, 1, 2, 4)])

@@ -95,9 +95,6 @@ def test_progress_needs_no_bar(tmp_path, monkeypatch):
     assert len(compared(tmp_path, [])["a"]) == 6
 
 
-# The journal --------------------------------------------------------------------------------------
-
-
 def test_a_journal_keeps_time_lines(tmp_path):
     whole = decoded(4)
     whole.rounds[0].overlap = StageTrace(
@@ -116,9 +113,6 @@ def test_a_damaged_journal_is_named(line, seal, tmp_path):
     (tmp_path / RESUME).write_bytes(whole + b"\n")
     with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
         Journal(tmp_path / RESUME, Trace)
-
-
-# Losslessness -------------------------------------------------------------------------------------
 
 
 def constant_lm(*logits: float) -> Any:

@@ -176,8 +176,6 @@ def test_a_page_says_what_was_found_the_answer_first():
     assert "1 of 3" in text and not any(part in text for part in ("Speed", "Memory", "\n\n\n"))
 
 
-# Memory -------------------------------------------------------------------------------------------
-
 HIDDEN, LAYERS, HEADS, DIM, WIDE, LENGTH = 64, 6, 2, 16, 128, 3000
 
 

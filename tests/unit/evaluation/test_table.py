@@ -51,9 +51,6 @@ def test_accepted_lengths():
     assert accepted_lengths(trace(inner)) == [2 + 1 + 1, 0, 2], "only inner rows of a tree reject"
 
 
-# Sums and ratios ----------------------------------------------------------------------------------
-
-
 def test_ratios_are_of_sums_over_requests():
     rows = timed({"m": [trace(FIRST, 2.0), trace(SECOND, 1.0, prompt="b")]})
     assert rows["kind"].tolist() == ["timed"] * 2 and set(rows) <= set(table.SCHEMA)
@@ -112,9 +109,6 @@ def test_overhead_is_the_time_in_which_no_model_has_a_job():
     assert row["target idle"].value == row["draft idle"].value == pytest.approx(0.5)
 
 
-# Comparing ----------------------------------------------------------------------------------------
-
-
 def test_a_speed_up_is_a_ratio_of_sums_on_shared_prompts():
     """However different the prompts are, a method that is twice as fast on each is twice as fast;
     repeats of a prompt are added up."""
@@ -141,9 +135,6 @@ def test_an_interval_covers_as_often_as_it_says():
         assert estimate.low is not None and estimate.high is not None
         inside += estimate.low < math.e - 1 < estimate.high
     assert 88 <= inside <= 99
-
-
-# Other producers, files ---------------------------------------------------------------------------
 
 
 def test_a_replay_fills_the_same_columns_and_a_cost_table_prices_them():

@@ -101,9 +101,6 @@ def test_speedup_is_per_token():
     assert values == pytest.approx([1, 4, 0])
 
 
-# The bound ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_expected_rounds_is_the_mean_over_all_coins(gamma):
     chance = [0.3, 0.0, 0.9, 1.0, 0.5]

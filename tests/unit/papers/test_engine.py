@@ -144,8 +144,6 @@ def test_times_of_specbranch_are_of_its_comparison():
     assert figure.column("method") == ["specbranch", "fixed", "autoregressive"]
 
 
-# Parts and settings -------------------------------------------------------------------------------
-
 CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 

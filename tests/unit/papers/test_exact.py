@@ -125,9 +125,6 @@ def test_orders_that_keep_subtrees_together_touch_fewer_blocks():
     assert [len(parents) for parents in trees().values()] == [768, 768, 64]
 
 
-# Harvests -----------------------------------------------------------------------------------------
-
-
 def test_sure_drafts_are_drawn_to_their_end(tmp_path, monkeypatch):
     rounds_hold(monkeypatch, accept_prob=1.0, drafted=3)
     figure = threshold_rules([described_as(write_harvest(tmp_path / "tiny", rows=4, gamma=3))])
@@ -202,8 +199,6 @@ def test_a_second_candidate_with_replacement_is_read_off_one_without():
         more = RULES["RRS"](p, q) - single(p, q)
         assert found == pytest.approx(more, abs=2e-3)
 
-
-# Latency ------------------------------------------------------------------------------------------
 
 SIDES = {"target": "cpu", "draft": "cpu"}
 MACHINE = {"hardware": SIDES, "dtypes": {"target": "f32", "draft": "f32"}, "threads": 2}

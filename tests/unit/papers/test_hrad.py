@@ -54,9 +54,6 @@ GENERATOR = torch.Generator().manual_seed(0)
 GAIN = f"{CLASSES} - {LENGTHS}"
 
 
-# Figures ------------------------------------------------------------------------------------------
-
-
 def hidden(apart: float) -> Activations:
     """Two classes whose features lie `apart`, 12 rounds of each, of 4 prompts."""
     label = torch.tensor([0, 2] * 12)
@@ -205,9 +202,6 @@ def test_pictures_are_drawn(tmp_path):
         sweep([specdecpp(3, 6.0, 0.6), specdecpp(0, 6.0, 0.7)]),
     ):
         drawn(figure, tmp_path)
-
-
-# What they are drawn from -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,7 @@ def test_time_of_a_round_by_component():
     assert figure.kind == "measured" and "whole round" in figure.interval
 
 
-# Blocks: tokens per call are token-wise 2 and 1, block 3 and 1 ------------------------------------
-
+# Blocks: tokens per call are token-wise 2 and 1, block 3 and 1.
 TOKEN = [trace([chain(4, 1)], 1.0, "a"), trace([chain(4, 0)], 1.0, "b")]
 BLOCK = [trace([chain(4, 2)], 1.0, "a"), trace([chain(4, 0)], 1.0, "b")]
 

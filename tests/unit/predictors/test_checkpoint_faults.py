@@ -254,8 +254,6 @@ def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatc
     load_predictor(checkpoint)
 
 
-# Damage at random ---------------------------------------------------------------------------------
-
 ISOTONIC = Calibration(
     "isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1)
 )

@@ -25,8 +25,6 @@ from serving.schedule import Schedule, write_schedule
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.evaluation.evaluations import chain, drawn, interval, plain, trace
 
-# Calibration --------------------------------------------------------------------------------------
-
 
 def two(f: torch.Tensor) -> torch.Tensor:
     return torch.stack([1 - f, f], 1)
@@ -113,8 +111,6 @@ def test_confusion_is_that_of_the_decision():
         confusions(hrad(None))
 
 
-# Draft tokens -------------------------------------------------------------------------------------
-
 TOKENS = DraftTokens(
     pair="toy",
     dataset="alpaca",
@@ -163,9 +159,6 @@ def test_acceptance_is_averaged_within_bins_of_q():
     assert figure.column("acceptance") == pytest.approx([0.15, 0.3, 0.675])
     value, low, high = interval(figure.records[0], "acceptance")
     assert low < value < high
-
-
-# Evaluations, tunings, schedules ------------------------------------------------------------------
 
 
 def evaluation(name: str = "one") -> Evaluation:

@@ -105,8 +105,6 @@ def test_harvests_that_do_not_fit_are_left_out(tmp_path, home, away):
     assert [one.dataset for one in predictions(ours, home, cold(away), same)] == [home.name]
 
 
-# Which figures there are -------------------------------------------------------------------------
-
 ACCEPTANCE, SIBLINGS = "Acceptance against draft probability", "What siblings are worth"
 LATENCY, HIDDEN = "Time per token by draft length", "What H-RAD makes of what it reads"
 AGE, AGE_IN_ROUNDS = (f"Prediction against the age of features{end}" for end in ("", " in rounds"))

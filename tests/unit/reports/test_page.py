@@ -171,8 +171,6 @@ def test_an_estimate_in_words():
     assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
 
 
-# The page ----------------------------------------------------------------------------------------
-
 NASTY = '<script>alert("http://x")</script>'
 PNG = b"\x89PNG picture"
 

@@ -36,9 +36,6 @@ def fates(found: Round) -> list[str]:
     return [node.fate for node in found.drafted]
 
 
-# Tokens -------------------------------------------------------------------------------------------
-
-
 CHAIN = chain([4, 5, 6, 7], accepted=1, last=9)
 ENDED = replace(chain([4, 0], accepted=2, last=9), tokens=[4, 0])  # nothing comes after the end
 REFUSED = overlapped([4], [[6, 7], [8]], row=1, tokens=[4, 9], outcome=1)
@@ -92,9 +89,6 @@ def test_a_class_is_no_prediction_of_a_token():
     assert [node.predicted for node in found.drafted] == [None, None]
 
 
-# Branches -----------------------------------------------------------------------------------------
-
-
 def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next():
     """Pending 4; candidates 5 and 6, grown to 5 7 8 and 6 9; 5 is accepted, and 7 pending next."""
     first = overlapped(pending=[4], branches=[[5, 7, 8], [6, 9]], row=2, tokens=[4, 5], outcome=1)
@@ -124,9 +118,6 @@ def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage():
     assert one.outcome is None
 
 
-# Time ---------------------------------------------------------------------------------------------
-
-
 def test_stages_are_laid_end_to_end():
     seconds = {"draft": 0.25, "target": 0.5, "sample": 0.125, "verify": 0.0625, "other": 0.0625}
     seconds["stop"] = 0.0
@@ -154,9 +145,6 @@ def test_spans_are_when_they_were():
     assert (first.idle("draft"), first.idle("target")) == (3.5, 2.0)
     assert (second.idle("draft"), second.idle("target")) == (3.5, 2.0)
     assert second.uses("draft") and not second.uses("rest")
-
-
-# Words --------------------------------------------------------------------------------------------
 
 
 def test_summary():
@@ -201,8 +189,6 @@ def test_overlap_traces_need_no_rule():
 def test_a_request_without_rounds():
     assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
 
-
-# The fragment ------------------------------------------------------------------------------------
 
 NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
 

@@ -209,8 +209,7 @@ def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise():
     assert rates == [0.75, 0.5, 0.5]
 
 
-# SGLang's tables of costs by batch size, looked up as SGLang does -------------------------------
-
+# SGLang's tables of costs by batch size, looked up as SGLang does.
 GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
 SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)
 ROOF = tabled(
@@ -470,9 +469,6 @@ def test_our_fit_is_that_of_sglang(sglang, tmp_path):
         for i in range(3)
     ]
     assert logged_errors == pytest.approx(theirs["ece_before"], abs=1e-12)
-
-
-# Draft lengths by requests ------------------------------------------------------------------------
 
 
 def test_sizes_in_between_draft_as_the_next_larger_one():

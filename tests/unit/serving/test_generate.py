@@ -165,8 +165,6 @@ def test_every_row_of_several_sequences_is_sampled_with_the_seed_of_torch(models
     assert torch.equal(sampled(), found)
 
 
-# The distribution ---------------------------------------------------------------------------------
-
 WARPS = [
     {},
     {"temperature": 0.6},
@@ -225,9 +223,6 @@ def generated(model: LlamaForCausalLM, warp: dict, length: int) -> dict[tuple[in
             probs = processors(ids, model(ids).logits[:, -1])[0].softmax(-1).tolist()
         open_texts += [((*text, token), probability * p) for token, p in enumerate(probs) if p]
     return found
-
-
-# Streams, criteria, engines, drafts ---------------------------------------------------------------
 
 
 class Heard:
@@ -334,9 +329,6 @@ def test_a_draft_of_another_tokenizer_is_refused(tmp_path):
     assert torch.equal(ours(target, other), plain(target))
 
 
-# Predictors ---------------------------------------------------------------------------------------
-
-
 def checkpoint(folder: Path, pair: Models, name: str, **context) -> Path:
     identity = {
         "name": "tiny",
@@ -373,9 +365,6 @@ def test_a_predictor_of_another_pair_or_warp_is_refused(models, tmp_path):
     sampled = checkpoint(tmp_path / "b", models, "value")
     with pytest.raises(UserError, match="warp.temperature"):
         ours(*models, predictor=sampled, do_sample=True)
-
-
-# Refusals -----------------------------------------------------------------------------------------
 
 
 def sampled(warper: LogitsProcessor) -> dict:
@@ -460,8 +449,6 @@ def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models):
         config = GenerationConfig(max_length=9)
         speculate(empty, PROMPT.to("meta"), draft=draft, generation_config=config)
 
-
-# Calls beside, inside and after each other: as each is alone --------------------------------------
 
 PROMPTS = [torch.tensor([[3 + i, 7, 1, 9, 4 + i]]) for i in range(4)]
 

@@ -29,9 +29,6 @@ def said(read: Any) -> str:
     return line
 
 
-# SGLang's shards ----------------------------------------------------------------------------------
-
-
 def shard(path: Path, **changed: Any) -> None:
     rows = logged(100)
     torch.save({"logits": rows.logits.float(), "prefix_mask": rows.labels.float(), **changed}, path)
@@ -108,9 +105,6 @@ def test_changed_bytes_are_read_or_refused(zipped, tmp_path):
             assert "\n" not in str(error)
 
 
-# DeepSpec's records -------------------------------------------------------------------------------
-
-
 def records(folder: Path, *lines: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "confidence_records.jsonl"
@@ -171,9 +165,6 @@ def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path):
         assert fault in said(DeepspecRecords(str(records(tmp_path / "x", content)), None).read)
 
 
-# SGLang's debug records ---------------------------------------------------------------------------
-
-
 def step(*requests: dict[str, Any]) -> dict[str, Any]:
     return {"forward_ct": 1, "bs": len(requests), "reqs": list(requests)}
 
@@ -229,9 +220,6 @@ def test_only_verified_tokens_of_debug_records_count(tmp_path):
 def test_other_json_is_refused(content, says, tmp_path):
     (tmp_path / "x.json").write_text(content)
     assert says in said(SglangRecords(str(tmp_path / "x.json"), "chat").read)
-
-
-# Our own harvests ---------------------------------------------------------------------------------
 
 
 def test_a_harvest_says_what_its_draft_thought(tmp_path):

@@ -30,9 +30,6 @@ def engine(
     return LookaheadEngine(pair, window, ngram, guesses, prompt_pool, **{"warp": GREEDY, **kw})
 
 
-# The pool -----------------------------------------------------------------------------------------
-
-
 def test_pool_keeps_the_latest_of_each_key():
     pool = NgramPool(2)
     pool.add([(1, 2, 3), (1, 4, 5), (7, 8, 9), (1, 2, 3), (1, 6, 6)])
@@ -70,9 +67,6 @@ def test_prompt_and_output_are_drafted_from():
     assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
 
 
-# The draft ----------------------------------------------------------------------------------------
-
-
 def test_n_grams_with_the_same_beginning_share_it():
     assert merged([(1, 2, 3), (1, 4, 3), (2, 2, 3), (1, 2, 5)], 9, NOBODY) == (
         [0, 1, 2, 1, 4, 0, 6, 7, 2],
@@ -81,9 +75,6 @@ def test_n_grams_with_the_same_beginning_share_it():
     assert merged([(1, 2, 3), (1, 2, 4)], 2, NOBODY) == ([0, 1], [1, 2])
     assert merged([(1, 2, 3), (2, 4, 4)], 9, frozenset({2})) == ([0, 1, 0], [1, 2, 2])
     assert merged([(1, 2)], 0, NOBODY) == merged([], 3, NOBODY) == ([], [])
-
-
-# The window ---------------------------------------------------------------------------------------
 
 
 def test_window_fills_and_then_moves_on():
@@ -123,8 +114,6 @@ def test_a_column_is_one_path_at_consecutive_positions(width, ngram):
         window.step(0, [100 * step + column for column in range(len(places))])
     assert len(window.rows) == ngram - 1 and len(window.rows[0]) == width - 1
 
-
-# The engine ---------------------------------------------------------------------------------------
 
 SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 

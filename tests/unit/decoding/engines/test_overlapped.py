@@ -278,8 +278,6 @@ def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_
     assert max(pending) == longest
 
 
-# Two devices --------------------------------------------------------------------------------------
-
 HALF = {"classes": Always(1, Confidence(0.4))}
 
 
@@ -367,9 +365,6 @@ def test_what_cannot_be_split_is_refused():
     refused(swapped, r"engine\.pipeline, pair\.target: only a Llama, Mistral or Qwen2")
     pair.target.model.model.norm.register_forward_hook(lambda _, __, out: out)
     refused(pair, r"engine\.pipeline, pair\.target: .* without hooks and adapters")
-
-
-# Workers ------------------------------------------------------------------------------------------
 
 
 class Stream:

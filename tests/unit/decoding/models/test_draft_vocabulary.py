@@ -59,9 +59,6 @@ def loaded(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> Mod
     return load_pair(pair_settings(**models, name="tiny", dtype=dtype, draft_vocabulary=tokens))
 
 
-# The file -----------------------------------------------------------------------------------------
-
-
 def test_a_file_keeps_the_order_and_says_what_was_counted(file, tmp_path):
     assert read_vocabulary(file, VOCAB).tolist() == KEPT
     with safe_open(file, "pt") as opened:
@@ -104,9 +101,6 @@ def test_what_is_no_vocabulary_is_refused(tmp_path):
     for name in ("text", "other"):
         with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: .* holds no draft vocabul"):
             read_vocabulary(tmp_path / name, VOCAB)
-
-
-# The model ----------------------------------------------------------------------------------------
 
 
 def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir, file):
@@ -164,9 +158,6 @@ def test_a_layer_that_is_not_plain_is_refused():
         model.hf_device_map = {"a": "cpu", "b": "disk"}
 
 
-# Decoding -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "draft_warp", [Warp(), Warp(0.0), Warp(0.7, top_k=20), Warp(top_p=0.8)], ids=str
 )
@@ -180,9 +171,6 @@ def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(draft_warp, t
     assert set(expected) - set(WITH_EOS.tolist()), "the target says other tokens, too"
     q = draft_warp.probs(pair.draft.forward(torch.tensor([7])).logits[-1])
     assert q.sum().item() == pytest.approx(1) and q[OUTSIDE].sum() == 0
-
-
-# Identity -----------------------------------------------------------------------------------------
 
 
 def test_another_vocabulary_is_another_draft(tiny_pair_dir, file, tmp_path):

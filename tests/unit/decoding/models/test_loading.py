@@ -218,8 +218,6 @@ def test_a_gpu_is_named_by_its_driver(monkeypatch):
     assert machine.hardware(torch.device("cuda:1")) == "GPU 1"
 
 
-# Ends ---------------------------------------------------------------------------------------------
-
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END{% endfor %}"
 PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}END{% endfor %}{% endfor %}"
 SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -278,8 +278,6 @@ def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir, tmp_path):
     assert not opened(tiny_pair_dir, tiny_pair_dir / "draft").draft.reads_target, "an ordinary one"
 
 
-# Rows and caches ------------------------------------------------------------------------------
-
 PROMPT = torch.randint(1, 32, (12,), generator=torch.Generator().manual_seed(3))
 CLOSE = dict(rtol=1e-5, atol=1e-6)
 KINDS = [*FLAVOURS.items(), ("two_layers", FLAVOURS["each"]), ("qwen3", FLAVOURS["residual"])]

@@ -163,9 +163,6 @@ def test_served_alone_without_a_draft_is_a_token_a_step():
     assert everything.rate == pytest.approx(8 / 1.3)  # 20 tokens are five rounds of four
 
 
-# What the scheduler is told -----------------------------------------------------------------------
-
-
 def test_rows_are_rounds_with_expected_labels():
     table = sampled_table(HALF, THREE_QUARTERS)
     found = confidences(table, 2)
@@ -205,9 +202,6 @@ def test_calibrations_are_fitted():
     reached = table.accept[:, :38, 0]
     expected = (second * reached).sum() / reached.sum()
     assert constants[:, 1].tolist() == pytest.approx([expected] * 5)
-
-
-# Ways to spend the rows of a step -----------------------------------------------------------------
 
 
 def by_name(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[str, dict[str, Any]]:

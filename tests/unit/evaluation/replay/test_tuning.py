@@ -62,9 +62,6 @@ def lengths(seed: int) -> tuple[Replayer, list[Candidate]]:
     return replayer, sweep(replayer, {"fixed": FIXED}, {"fixed": range(1, GAMMA + 1)})
 
 
-# Costs --------------------------------------------------------------------------------------------
-
-
 def test_regression_recovers_known_costs():
     forwards = np.random.default_rng(0).integers(1, 60, (30, 2)).astype(float)
     exact = regress(forwards, forwards @ [0.0234, 0.112])
@@ -143,9 +140,6 @@ def test_a_row_may_cost_a_share_of_a_call():
     cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
 
 
-# Bounds -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("differs", "calls"),
     [
@@ -194,9 +188,6 @@ def test_knowing_the_target_a_draft_ends_before_a_token_that_is_too_unlikely():
     always = table_of([[True] * 4], gamma=3)
     first = Replayer(always, 3).replay(tuning.knowing(always), 0.5)
     assert first["drafted"].tolist() == [3], "the first token is drawn, whatever it is worth"
-
-
-# Choosing -----------------------------------------------------------------------------------------
 
 
 def candidate(rule: str, threshold: float, discarded: float, rounds: float) -> Candidate:
@@ -283,9 +274,6 @@ def test_an_interval_covers_the_ratio_of_sums():
         covered += found.low <= 2 <= found.high
     assert covered >= 52
     assert tuning.ratio(np.ones(1), np.ones(1)) == (1, None, None), "one prompt has none"
-
-
-# Grown drafts -------------------------------------------------------------------------------------
 
 
 COSTS = [cost_table(1.0, 5.0, row=row) for row in (0.0, 0.02, 0.3)]
@@ -409,9 +397,6 @@ def test_what_replay_leaves_out_is_said_where_there_is_a_structure(temperature, 
         assert words in report(facts | {"results": {"chosen": priced}})
     alone = found | {"structures": {}, "untuned": {}}
     assert "leaf" not in report(facts | {"results": {"chosen": alone}})
-
-
-# How long a sweep takes ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
