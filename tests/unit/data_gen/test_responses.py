@@ -20,6 +20,7 @@ from data_gen.responses.external import (
 )
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.datasets import SAMPLED
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.unit.decoding.models.test_loading import bytewise as byte_tokenizer
@@ -82,8 +83,7 @@ def test_other_files_with_the_same_rows(tmp_path):
         (table, ".*answers\\.csv is CSV, expected"),
         (tmp_path / "none", "there is no"),
     ):
-        with pytest.raises(UserError, match=rf"^responses\.path: {says}"):
-            fetch(bad)
+        refuses(rf"^responses\.path: {says}", fetch, bad)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,4 @@ NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 )
 def test_bad_files_are_refused_by_line(rows, message, tmp_path):
     path = write(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(UserError, match=f"^responses\\.path: .*{message}") as error:
-        fetch(path)
-    assert "\n" not in str(error.value)
+    refuses(f"^responses\\.path: .*{message}", fetch, path)

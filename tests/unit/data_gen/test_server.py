@@ -17,6 +17,7 @@ from data_gen.responses.external import ResponseFile, asked_on
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import pause
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
 from tests.helpers.data.datasets import GREEDY, SAMPLED
 
@@ -78,8 +79,7 @@ def test_template_arguments_are_sent_and_kept_apart(tmp_path):
             ({"template": {"enable_thinking": True}}, "was asked for with chat_template_kwargs.en"),
             ({"rendering": "of another template"}, "answers another text of the prompt c"),
         ):
-            with pytest.raises(UserError, match=says):
-                fetch(stub.url, tmp_path, SAMPLED, [replace(chats[0], **change)])
+            refuses(says, fetch, stub.url, tmp_path, SAMPLED, [replace(chats[0], **change)])
     assert len(stub.bodies) == 1
 
 
@@ -209,8 +209,7 @@ def test_a_server_that_is_not_there(tmp_path):
     with stub_server() as stub:
         pass
     says = r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0"
-    with pytest.raises(UserError, match=says):
-        fetch(stub.url, tmp_path, concurrency=1)
+    refuses(says, fetch, stub.url, tmp_path, concurrency=1)
 
 
 def test_what_a_response_says_and_what_stopped_it(tmp_path):
@@ -311,8 +310,7 @@ def test_a_key_that_is_not_set_is_refused():
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     says = r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"
-    with pytest.raises(UserError, match=says):
-        fetch("http://127.0.0.1:1/v1", tmp_path / "file")
+    refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path / "file")
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch):
@@ -357,8 +355,7 @@ def test_a_torn_last_line_is_asked_again(tmp_path):
 def test_a_file_of_somebody_else_is_left_as_it_is(content, tmp_path):
     (tmp_path / NAME).write_text(content)
     says = r"answers\.jsonl " + ("" if "\n" in content else "ends with what is none of its lines")
-    with pytest.raises(UserError, match=says):
-        fetch("http://127.0.0.1:1/v1", tmp_path)
+    refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path)
     assert (tmp_path / NAME).read_text() == content
 
 
@@ -368,8 +365,7 @@ def test_a_file_of_somebody_else_is_left_as_it_is(content, tmp_path):
 def test_what_could_not_be_read_again_is_not_written(answer, tmp_path):
     with open_log(tmp_path, {}) as log:
         log.append(PROMPTS[0], {"response": "w5"})
-        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
-            log.append(PROMPTS[1], answer)
+        refuses(r"^responses\.url: .*line 2 ", log.append, PROMPTS[1], answer)
     with open_log(tmp_path, {}) as log:
         assert list(log.responses) == ["p0"]
 
@@ -394,5 +390,4 @@ def test_a_damaged_log_is_refused_by_line(change, message, tmp_path):
     answered(tmp_path)
     content = change((tmp_path / NAME).read_text().splitlines())
     (tmp_path / NAME).write_text("\n".join(content) + "\n")
-    with pytest.raises(UserError, match=rf"^responses\.url: .*{message}"):
-        answered(tmp_path)
+    refuses(rf"^responses\.url: .*{message}", answered, tmp_path)

@@ -20,6 +20,7 @@ from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
 from predictors.survival import Survival
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.value_stub import EVERYTHING, Nosy, Saying, grown
 from tests.helpers.training.checkpoints import write_checkpoint
 from tests.unit.decoding.test_structures import COMMITTED, EOS, check_sound, depths
@@ -160,8 +161,7 @@ def test_only_a_predictor_of_outcomes_will_do(tmp_path):
 
 
 def test_only_copies_will_do():
-    with pytest.raises(UserError, match="structure.copies: expected decoding.+Copies, got Saying"):
-        grown(STEADY, copies=STEADY)
+    refuses("structure.copies: expected decoding.+Copies, got Saying", grown, STEADY, copies=STEADY)
 
 
 def test_a_checkpoint_that_runs_the_draft_for_every_question_is_refused(tmp_path):

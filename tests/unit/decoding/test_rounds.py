@@ -39,6 +39,7 @@ from evaluation.table import draft_steps
 from predictors.inputs import Inputs
 from runtime.errors import UserError
 from serving.generate import speculate
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint
 
@@ -150,8 +151,7 @@ def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
         ([1] * 8, 5, "max_length"),
         ([1], 0, "new_"),
     ]:
-        with pytest.raises(UserError, match=key):
-            engine.decode(prompt, most, Sampler.seeded(0))
+        refuses(key, engine.decode, prompt, most, Sampler.seeded(0))
 
 
 @every_engine

@@ -7,7 +7,7 @@ import torch
 
 from decoding.picking import Draw, HostPool, draw, largest, pick
 from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
 
@@ -56,8 +56,7 @@ def test_top_k_and_top_p_combine_in_this_order():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("warp", [Warp(), Warp(0.0), Warp(top_k=2)])
 def test_broken_logits_are_refused(warp, bad):
-    with pytest.raises(UserError, match="NaN or infinite"):
-        warp.probs(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
+    refuses("NaN or infinite", warp.probs, torch.tensor([[0.0, 1.0], [bad, 0.0]]))
 
 
 def test_pick_inverts_the_cumulative_sum():
@@ -162,5 +161,4 @@ def test_sibling_distributions():
     ],
 )
 def test_a_warp_that_is_no_distribution_is_refused_from_python(wrong):
-    with pytest.raises(UserError, match="^warp: expected temperature >= 0"):
-        Warp(**wrong)
+    refuses("^warp: expected temperature >= 0", Warp, **wrong)

@@ -26,6 +26,7 @@ from evaluation.replay.tune_tree import (
 )
 from runtime.errors import UserError
 from tests.contract.enumeration import dirichlet, distribution_of
+from tests.helpers.damage.refusals import refuses
 
 VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.7, 0.0, 0.2], [0.5, 0.0, 0.0]]
 Shape = tuple["Shape", ...]
@@ -241,6 +242,4 @@ def test_missing_artefact_says_how_to_make_one(tmp_path):
 def test_malformed_artefact_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "tree.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"structure\.tree: .*tune\.py what=tree") as error:
-        Sequoia(path)
-    assert "\n" not in str(error.value)
+    refuses(r"structure\.tree: .*tune\.py what=tree", Sequoia, path)

@@ -36,6 +36,7 @@ from predictors.inputs import Inputs
 from predictors.survival import Survival
 from runtime.errors import UserError
 from tests.contract.engines import toy_pair
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.costs import write_cost
 from tests.helpers.training.checkpoints import columns, write_checkpoint, write_logistic
 
@@ -266,12 +267,9 @@ def test_wrong_settings_and_checkpoints(head, tmp_path):
     with pytest.raises(UserError, match=r"stop\.checkpoint: no checkpoint.*python train\.py"):
         SpecDecPPStop(tmp_path / "nowhere", 0.5, [2, 20], "paper")
     hrad = write_checkpoint(tmp_path / "hrad", "hrad", 2)
-    with pytest.raises(UserError, match="does not score draft tokens"):
-        SpecDecPPStop(hrad, 0.5, [2, 20], "paper")
-    with pytest.raises(UserError, match="does not predict a round"):
-        HRADStop(head, Confidence(0.2))
-    with pytest.raises(UserError, match=r"^stop\.checkpoint: .* holds 'specdecpp', which does not"):
-        ValueStop(str(head), 0.2)
+    refuses("does not score draft tokens", SpecDecPPStop, hrad, 0.5, [2, 20], "paper")
+    refuses("does not predict a round", HRADStop, head, Confidence(0.2))
+    refuses(r"^stop\.checkpoint: .* holds 'specdecpp', which does not", ValueStop, str(head), 0.2)
     with pytest.raises(UserError, match=r"^stop\.balance: "):  # it would do nothing
         HRADStop(hrad, Confidence(0.5), 0.5)
 
@@ -329,8 +327,7 @@ def test_a_head_of_older_states_is_not_asked_in_turns(tmp_path):
     older = write_checkpoint(tmp_path, "hrad", 3, settings={"age": 1})
     stop = HRADStop(older, Confidence(0.5))
     for ask in (lambda: stop.begin_round(CONTEXT), lambda: stop.policy(None)):  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"^stop\.checkpoint: .*engine\.a_priori=true$"):
-            ask()
+        refuses(r"^stop\.checkpoint: .*engine\.a_priori=true$", ask)
 
 
 def test_hrad_without_features_asks_the_confidence_rule(tmp_path):

@@ -32,7 +32,7 @@ from decoding.structures.sources import Sources
 from decoding.structures.static_tree import ParallelPaths, SpecInfer, StaticTree, WidthTree
 from decoding.trace import Stopwatch
 from decoding.verifiers.token import TokenVerifier
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.value_stub import Saying
 from tests.helpers.decoding.value_stub import grown as grown_by_value
 
@@ -255,8 +255,7 @@ def test_a_binding_cap_serves_the_more_valuable_row():
 
 @pytest.mark.parametrize("build", [lambda: Lookup(1, 2, 3), lambda: Sources(4, 1, 2, 4)])
 def test_a_shortest_ending_longer_than_the_longest_is_refused(build):
-    with pytest.raises(UserError, match=r"^structure\.ngram_min: expected at most .* = 1, got 2"):
-        build()
+    refuses(r"^structure\.ngram_min: expected at most .* = 1, got 2", build)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import time
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, Stopwatch, Trace, read_traces, write_traces
-from runtime.errors import UserError
 from runtime.json_lines import sealed
+from tests.helpers.damage.refusals import refuses
 
 
 def trace() -> Trace:
@@ -50,8 +50,7 @@ def test_a_bad_line_is_named(tmp_path):
         ),
     ):
         path.write_bytes(line + b"\n" + bad + b"\n")
-        with pytest.raises(UserError, match="traces.jsonl:2"):
-            read_traces(path)
+        refuses("traces.jsonl:2", read_traces, path)
 
 
 def test_stopwatch_gives_each_moment_to_one_stage():

@@ -20,8 +20,8 @@ from evaluation.lossless import (
     greedy_differences,
     near_tie,
 )
-from runtime.errors import UserError
 from runtime.json_lines import with_checksum
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain, trace
 
 REQUESTS = [
@@ -83,8 +83,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
     with Journal(tmp_path / RESUME, Trace) as journal:
         assert journal.resumed == 6
-        with pytest.raises(UserError, match="out: another run"):
-            Journal(tmp_path / RESUME, Trace)
+        refuses("out: another run", Journal, tmp_path / RESUME, Trace)
         journal.remove()
     assert not (tmp_path / RESUME).exists()
 
@@ -111,8 +110,7 @@ def test_a_journal_keeps_time_lines(tmp_path):
 def test_a_damaged_journal_is_named(line, seal, tmp_path):
     whole = with_checksum(line[:-1].encode()) if seal else line.encode()
     (tmp_path / RESUME).write_bytes(whole + b"\n")
-    with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
-        Journal(tmp_path / RESUME, Trace)
+    refuses("out: .*x.resume is damaged in line 1", Journal, tmp_path / RESUME, Trace)
 
 
 def constant_lm(*logits: float) -> Any:

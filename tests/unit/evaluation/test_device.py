@@ -14,7 +14,7 @@ from decoding.models.loading import ModelPair
 from evaluation.device import check
 from evaluation.device.check import Agreement, chosen, on, skipped
 from evaluation.device.memory import Account, Peak, Valueless, memory_page, peaks
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.device.device_report import pair_on
 from tests.helpers.device.pretend_device import pretend
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
@@ -127,13 +127,10 @@ def test_the_devices_that_are_checked(monkeypatch):
     assert chosen("cuda:1", None) == ("cuda:1", "cuda:0")
     for other in ("cuda:7", "mps", "auto", "disk"):
         message = f"device: expected cuda:0 or cuda:1 or cpu, got {other}"
-        with pytest.raises(UserError, match=message):
-            chosen(other, None)
+        refuses(message, chosen, other, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match="device: torch sees no GPU here"):
-        chosen(None, None)
-    with pytest.raises(UserError, match="second: expected cpu, got cuda:1"):
-        chosen("cpu", "cuda:1")
+    refuses("device: torch sees no GPU here", chosen, None, None)
+    refuses("second: expected cpu, got cuda:1", chosen, "cpu", "cuda:1")
     assert chosen("cpu", None) == ("cpu", None)
     pair = pair_on("cpu", "cpu")
     lines = skipped(pair, "cpu", None)

@@ -1,12 +1,11 @@
 from dataclasses import replace
 
-import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decoding.trace import StageTrace, Trace
 from evaluation.token_texts import FILE, Vocabulary, of_traces, read, write
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain
 from tests.helpers.evaluation.evaluations import trace as decoded
 from tests.helpers.models.tiny_pair import tiny_tokenizer
@@ -59,5 +58,4 @@ def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path):
 
 def test_a_file_of_an_earlier_version_is_named(tmp_path):
     (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
-    with pytest.raises(UserError, match="vocabulary.json is damaged or of an earlier version"):
-        read(tmp_path)
+    refuses("vocabulary.json is damaged or of an earlier version", read, tmp_path)

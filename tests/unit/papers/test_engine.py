@@ -29,6 +29,7 @@ from tests.helpers.evaluation.evaluations import (
     evaluation,
     interval,
     labels,
+    lacks,
     method,
     overlapped,
     plain,
@@ -239,10 +240,8 @@ def test_sensitivity_to_epsilon_and_branches():
     # 6 tokens
     speeds = by_value_modelled(by_branches, BRANCHES).column("speed-up")
     assert speeds == pytest.approx([12 / 11, 12 / 11])
-    with pytest.raises(Missing, match="experiment=specbranch_thresholds"):
-        by_value(by_branches, EPSILON)
-    with pytest.raises(Missing, match="experiment=specbranch_branches"):
-        by_value_modelled(by_eps, BRANCHES)
+    lacks("experiment=specbranch_thresholds", by_value, by_branches, EPSILON)
+    lacks("experiment=specbranch_branches", by_value_modelled, by_eps, BRANCHES)
 
 
 def test_right_and_chosen_lengths_of_one_prompt():
@@ -271,8 +270,7 @@ def test_right_and_chosen_lengths_of_one_prompt():
 def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped-def]
     alone = evaluation({"eps_10": BESIDE}, {"autoregressive": PLAIN, "eps_10": BRANCH})
     for evaluations in ([], [alone]):
-        with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
-            build(evaluations)
+        lacks(f"python scripts/evaluate.py experiment={experiment}", build, evaluations)
 
 
 def test_outputs_that_end_before_anything_is_drafted():

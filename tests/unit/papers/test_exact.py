@@ -37,13 +37,13 @@ from papers.spechub.toy import (
 )
 from papers.spechub.worth import _with_replacement, sibling_worth
 from reports.artifacts import Evaluation
-from reports.figure import Missing
 from reports.harvest_data import Rounds
 from tests.helpers.data.harvests import WARP, described_as, write_harvest
 from tests.helpers.evaluation.evaluations import (
     drawn,
     evaluation,
     interval,
+    lacks,
     method,
     plain,
     records_by,
@@ -142,8 +142,7 @@ def test_halves_are_of_the_prompts_there_are():
 def test_a_greedy_target_has_nothing_to_know(tmp_path):
     greedy = described_as(write_harvest(tmp_path / "tiny"), warp={**WARP, "temperature": 0.0})
     for some in ([], [greedy]):
-        with pytest.raises(Missing, match="sampled target"):
-            threshold_rules(some)
+        lacks("sampled target", threshold_rules, some)
 
 
 def test_other_distributions_have_rows_of_their_own(tmp_path):
@@ -237,8 +236,7 @@ def test_latency_counts_rounds_that_are_long_enough():
     assert [g for curve, g in points if curve == COUNTED] == [1, 2, 3]
     assert figure.n == "2 prompts, 4 rounds of toy; c on cpu, f32, 2 threads"
     assert figure.kind == "modelled"
-    with pytest.raises(Missing, match="gen_data.py"):
-        latency([], COST)
+    lacks("gen_data.py", latency, [], COST)
 
 
 def decoded(**other: Any) -> Evaluation:

@@ -43,10 +43,10 @@ from predictors.base import load_predictor
 from predictors.inputs import Inputs
 from predictors.metrics import log_loss
 from reports.artifacts import Artifacts, Checkpoint
-from reports.figure import Figure, Missing
+from reports.figure import Figure
 from tests.helpers.data import harvests
 from tests.helpers.data.harvests import DIM, EMBEDDING, PROMPTS, described_as, write_harvest
-from tests.helpers.evaluation.evaluations import drawn, interval, records_by
+from tests.helpers.evaluation.evaluations import drawn, interval, lacks, records_by
 from tests.helpers.reports.artifacts import checkpoint, context_of
 from tests.helpers.training.checkpoints import write_checkpoint
 
@@ -124,8 +124,7 @@ def test_classes_and_lengths_are_compared_on_the_same_rounds():
     assert loss[GAIN, PROBABLE] == pytest.approx(loss[CLASSES, PROBABLE] - known)
     assert interval(rows[LENGTHS, LONE], "log loss") == [None] * 3
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens"
-    with pytest.raises(Missing, match="predictor.predicts=lengths"):
-        lengths_table([])
+    lacks("predictor.predicts=lengths", lengths_table, [])
 
 
 def of_ages(unit: str = "positions") -> Aged:
@@ -155,8 +154,7 @@ def test_each_age_has_its_accuracy_and_log_loss():
     worse = figure.column("log loss above age 0")
     assert worse == pytest.approx([0.0, entropy + log(0.9)]), "of the same rounds"
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
-    with pytest.raises(Missing, match="anchors.stride=1"):
-        feature_age([])
+    lacks("anchors.stride=1", feature_age, [])
 
 
 def test_ages_in_rounds_say_how_far_a_round_goes():
@@ -187,8 +185,7 @@ def test_heads_are_ordered_by_their_settings():
     assert figure.column("log loss") == [0.8, 0.7, 0.6]
     assert figure.column("log loss high") == [None] * 3
     assert figure.n == "7 prompts, 2,000 rows"
-    with pytest.raises(Missing, match="predictor.depth=0,1,2,3,4"):
-        sweep([specdecpp(3, 6.0, 0.6), specdecpp(3, 6.0, 0.5)])
+    lacks("predictor.depth=0,1,2,3,4", sweep, [specdecpp(3, 6.0, 0.6), specdecpp(3, 6.0, 0.5)])
 
 
 @pytest.mark.slow
@@ -267,8 +264,7 @@ def test_activations_are_those_of_both_heads_on_test_prompts(tmp_path, home):
     assert list(alone.features) == ["inputs", CLASSES]
     bare = described_as(home.folder, features_stored=False)
     for harvested, words in (([bare], "hidden states"), ([], "predictor=hrad")):
-        with pytest.raises(Missing, match=words):
-            activations(ours, Artifacts(harvests=harvested, checkpoints=both))
+        lacks(words, activations, ours, Artifacts(harvests=harvested, checkpoints=both))
 
 
 def test_lengths_are_held_against_the_classes_they_belong_to(tmp_path, home):
@@ -330,7 +326,5 @@ def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(tmp_p
     assert figure.column("log loss") == pytest.approx([float(x.mean()) for x in losses])
     gain = float((losses[1] - losses[0]).mean())
     assert figure.column("difference") == pytest.approx([0.0, gain])
-    with pytest.raises(Missing, match=r"predictor\.layers="):
-        built(both, longer, lengths)
-    with pytest.raises(Missing, match="gen_data.py"):
-        by_layers([both, last], Artifacts())
+    lacks(r"predictor\.layers=", built, both, longer, lengths)
+    lacks("gen_data.py", by_layers, [both, last], Artifacts())

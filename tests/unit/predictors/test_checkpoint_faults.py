@@ -26,6 +26,7 @@ from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
 from tests.helpers.damage.damage import damage_one_file, for_as_long_as_asked
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
@@ -50,10 +51,7 @@ def rewrite(checkpoint: Path, change: Any, checksum: bool, name: str = "config.j
 
 
 def refused(checkpoint: Path, match: str, key: str = "checkpoint") -> str:
-    with pytest.raises(UserError, match=f"^{key}: {match}") as refusal:
-        load_predictor(checkpoint, key=key)
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
+    return refuses(f"^{key}: {match}", load_predictor, checkpoint, key=key)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -122,8 +120,7 @@ def test_every_digit_counts(checkpoint):
             changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             (checkpoint / name).write_bytes(changed)
             refused(checkpoint, "(.*damaged|.*version)")
-            with pytest.raises(UserError, match="^folder: .*damaged|^folder: .*version"):
-                read_metrics(checkpoint, "folder")
+            refuses("^folder: .*damaged|^folder: .*version", read_metrics, checkpoint, "folder")
         (checkpoint / name).write_bytes(content)
     load_predictor(checkpoint)
 
@@ -246,11 +243,8 @@ def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatc
         return opened(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refusing)
-    with pytest.raises(
-        UserError,
-        match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose",
-    ):
-        refuse_foreign(checkpoint, "config.json")
+    says = "^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose"
+    refuses(says, refuse_foreign, checkpoint, "config.json")
     load_predictor(checkpoint)
 
 
@@ -330,6 +324,5 @@ def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path,
             content = bytearray(whole[name])
             content[at] ^= 1
             (tmp_path / name).write_bytes(content)
-            with pytest.raises(UserError, match="^checkpoint: "):
-                load_predictor(tmp_path)
+            refuses("^checkpoint: ", load_predictor, tmp_path)
         (tmp_path / name).write_bytes(whole[name])

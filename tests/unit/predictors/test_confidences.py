@@ -29,6 +29,7 @@ from predictors.confidences.table import (
     table,
 )
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.confidences import TEMPERATURES, logged, write_logged
 
 Z, S = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]])
@@ -73,8 +74,7 @@ def test_tables_are_joined_with_their_groups_and_domains_apart():
 @pytest.mark.parametrize("gamma", [None, 2])
 def test_one_gamma(gamma):
     other = table("x", "toy", Z, S, torch.tensor([2]), torch.tensor([0]))
-    with pytest.raises(UserError, match=r"^x: expected proposals of \d tokens, got \d"):
-        joined([logged(10), other], "x", gamma)
+    refuses(r"^x: expected proposals of \d tokens, got \d", joined, [logged(10), other], "x", gamma)
 
 
 def test_a_folder_comes_back(tmp_path):

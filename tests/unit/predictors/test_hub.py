@@ -9,6 +9,7 @@ import torch
 from predictors.base import load_predictor
 from predictors.hub import from_pretrained, local_folder, push_to_hub
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.hub_stub import hub, no_hub
 from tests.helpers.training.checkpoints import write_checkpoint
 
@@ -37,8 +38,7 @@ def test_a_checkpoint_goes_to_the_hub_and_comes_back_the_same(tmp_path, hub_at):
         hub_at(address)
         push_to_hub(folder, "me/value")
         ours, theirs, x = load_predictor(folder), from_pretrained("me/value"), torch.randn(5, 4)
-        with pytest.raises(UserError, match="predictor: no folder me/x"):
-            local_folder("me/x")
+        refuses("predictor: no folder me/x", local_folder, "me/x")
     assert torch.equal(ours.predict_proba(x), theirs.predict_proba(x))
     sent = {path.name for path in (tmp_path / "hub" / "me" / "value").iterdir()}
     assert sent == {path.name for path in folder.iterdir()} - {"notes.txt"}
@@ -57,12 +57,9 @@ def test_what_is_no_hub_is_one_line(body, tmp_path, hub_at):
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     with no_hub(body) as address:
         hub_at(address)
-        with pytest.raises(
-            UserError, match=r"^repository: me/value was not written \(what answers there is no"
-        ):
-            push_to_hub(folder, "me/value")
-        with pytest.raises(UserError, match="^predictor: no folder me/x, and no such repository"):
-            local_folder("me/x")
+        says = r"^repository: me/value was not written \(what answers there is no"
+        refuses(says, push_to_hub, folder, "me/value")
+        refuses("^predictor: no folder me/x, and no such repository", local_folder, "me/x")
 
 
 def test_a_folder_is_what_it_is(tmp_path):
@@ -72,12 +69,10 @@ def test_a_folder_is_what_it_is(tmp_path):
 
 @pytest.mark.parametrize("source", ["", " ", None, 3])
 def test_what_is_no_folder_is_refused(source):
-    with pytest.raises(UserError, match="predictor: expected a folder or owner/name"):
-        local_folder(source)
+    refuses("predictor: expected a folder or owner/name", local_folder, source)
 
 
 def test_a_changed_checkpoint_is_not_pushed(tmp_path):
     folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
     (folder / "metrics.json").write_text("{}")
-    with pytest.raises(UserError, match="folder: .*metrics.json is not as it was written"):
-        push_to_hub(folder, "me/value")
+    refuses("folder: .*metrics.json is not as it was written", push_to_hub, folder, "me/value")

@@ -22,6 +22,7 @@ from predictors.hrad import ClassMLP
 from predictors.inputs import Inputs, matrix, recorded, refuse_unreadable
 from predictors.specdecpp import AcceptanceHead
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
 LAYERS = RecordedLayers([-1], [-3, -2, -1])
@@ -105,18 +106,15 @@ def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers):
 
 @pytest.mark.parametrize("wanted", [[-4], [-1, -2], [-5, -1]])
 def test_what_was_not_recorded_is_refused(wanted):
-    with pytest.raises(
-        UserError,
-        match=r"^predictor\.layers: expected some of the recorded layers \[-3, -2, -1\], in their"
-        r" order, got .* inputs\.target_layers=",
-    ):
-        Inputs((), wanted).among(LAYERS)
+    says = (
+        r"expected some of the recorded layers \[-3, -2, -1\], in their order, got .* inputs\.targ"
+    )
+    refuses(rf"^predictor\.layers: {says}et_layers=", Inputs((), wanted).among, LAYERS)
 
 
 def test_layers_that_are_none_or_differ_are_refused():
     for layers in (3, "-1", "", [0], [True], [-1.0]):
-        with pytest.raises(UserError, match=r"^predictor\.layers: expected negative layers"):
-            checked_layers(layers)
+        refuses(r"^predictor\.layers: expected negative layers", checked_layers, layers)
     with pytest.raises(UserError, match=r"^inputs\.draft_before: expected the layers of"):
         Inputs(draft_hidden=[-1], draft_before=[-2])
 

@@ -10,6 +10,7 @@ from predictors.training.losses import mean_loss, weighted_cross_entropy
 from predictors.training.trainer import Trainer
 from predictors.value import Value, ValueHead, next_acceptance
 from runtime.errors import TooFewRows, UserError
+from tests.helpers.damage.refusals import refuses
 
 READS = ["q_stats", "q_path", "depth"]
 
@@ -126,8 +127,7 @@ def test_inputs_of_all_kinds_are_read_by_their_names():
     reads = Value(list(CATALOGUE)).reads
     assert reads == Inputs(None, None, True, True, True, True, draft_before=None, q_path=True)
     assert reads.names == tuple(CATALOGUE)
-    with pytest.raises(UserError, match=r"^predictor.inputs: expected some of draft_hidden, "):
-        Value(["q_stats", "temper"])
+    refuses(r"^predictor.inputs: expected some of draft_hidden, ", Value, ["q_stats", "temper"])
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from data_gen.storage.dataset import Harvest
 from decoding.batch_cost import PerRow, tabled
 from papers.dyspec.acceptance import acceptance_by_probability
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, gather
-from reports.figure import Missing
 from reports.figures.batch import FIGURES, LOGGED, OVER, scheduler
 from reports.figures.calibration import base_rate, diagrams, drift
 from reports.figures.confidence import QUANTITIES, by_verdict
@@ -23,7 +22,7 @@ from reports.harvest_data import DraftTokens, Predicted
 from runtime.intervals import METHOD
 from serving.schedule import Schedule, write_schedule
 from tests.helpers.data.harvests import write_harvest
-from tests.helpers.evaluation.evaluations import chain, drawn, interval, plain, trace
+from tests.helpers.evaluation.evaluations import chain, drawn, interval, lacks, plain, trace
 
 
 def two(f: torch.Tensor) -> torch.Tensor:
@@ -82,8 +81,7 @@ def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_scor
 
 def test_nothing_to_predict_on_says_what_is_needed():
     for build in (diagrams, drift):
-        with pytest.raises(Missing, match="train.py"):
-            build([])
+        lacks("train.py", build, [])
 
 
 def hrad(counts: list[list[int]] | None) -> Checkpoint:
@@ -107,8 +105,7 @@ def test_confusion_is_that_of_the_decision():
     assert figure.column("of the true class, %")[:3] == [60, 20, 20]
     assert "Right 65.0%" in figure.how_to_read and "right 50.0%" in figure.how_to_read
     assert figure.n == "7 prompts, 20 rounds of 3 draft tokens"
-    with pytest.raises(Missing, match="predictor=hrad"):
-        confusions(hrad(None))
+    lacks("predictor=hrad", confusions, hrad(None))
 
 
 TOKENS = DraftTokens(
@@ -186,8 +183,7 @@ def test_every_method_of_every_evaluation_has_a_row(build):
         shares = map(pytest.approx, (20, 40, 5, 5, 10, 20))
         assert figure.rows[1] == ["one", "hrad", 6, *shares] and figure.draw is None
         assert all("% of decode time" in name for name in figure.columns[3:])
-    with pytest.raises(Missing, match="python scripts/evaluate.py"):
-        build([])
+    lacks("python scripts/evaluate.py", build, [])
 
 
 CHOICE = {
@@ -263,8 +259,7 @@ def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path
     (build,) = FIGURES[0].builders(found)
     assert build().column("judged on") == ["a"] * 4 + ["b"] * 4
     (build,) = FIGURES[0].builders(Artifacts())
-    with pytest.raises(Missing, match="needs a schedule"):
-        build()
+    lacks("needs a schedule", build)
 
 
 def test_pictures_are_drawn(tmp_path):

@@ -1,9 +1,6 @@
 """What figures read of evaluations, and their intervals."""
 
-import pytest
-
 from evaluation.table import SPEEDUP
-from reports.figure import Missing
 from reports.runs import (
     CALLS,
     ROLLBACK,
@@ -16,7 +13,7 @@ from reports.runs import (
     with_method,
 )
 from runtime.intervals import Estimate
-from tests.helpers.evaluation.evaluations import chain, evaluation, plain, trace
+from tests.helpers.evaluation.evaluations import chain, evaluation, lacks, plain, trace
 from tests.helpers.evaluation.evaluations import method as made
 
 FIXED = made("serial", "chain", "token", "fixed", structure={"gamma_max": 20}, stop={"gamma": 4})
@@ -85,8 +82,7 @@ def test_a_sweep_differs_in_one_setting():
 def test_missing_says_what_is_needed():
     found = evaluation({"fixed": FIXED}, {"fixed": []})
     assert with_method([found], lambda how: how.stop == "Fixed", "needs it") == [found]
-    with pytest.raises(Missing, match="needs it"):
-        with_method([found], lambda how: how.stop == "Never", "needs it")
+    lacks("needs it", with_method, [found], lambda how: how.stop == "Never", "needs it")
 
 
 def test_a_run_says_what_the_table_says():

@@ -19,6 +19,7 @@ from runtime.files import (
     write_atomically,
     write_json,
 )
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.programs.processes import die, end, forked, wait_for
 
 
@@ -84,16 +85,11 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path, code):
         raise OSError(code, "broken") if code else OSError("broken")
 
     remedy = "Free some space" if code == errno.ENOSPC else "Choose another place, or mend this one"
-    with pytest.raises(
-        UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"
-    ):
-        write_atomically(tmp_path / "a.json", failing, key="cost.file")
+    says = rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"
+    refuses(says, write_atomically, tmp_path / "a.json", failing, key="cost.file")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError,
-        match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another",
-    ):
-        write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
+    says = r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
+    refuses(says, write_json, tmp_path / "file" / "a.json", 1, key="cost.file")
 
 
 @pytest.mark.parametrize("value", [".", "..", "sub/..", "~", "/"])
@@ -133,8 +129,7 @@ def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(content, ot
     said = (
         rf"^key: \S+/out holds something else, which would be lost: {other}\. Choose another key="
     )
-    with pytest.raises(UserError, match=said):
-        refuse_foreign(folder, "other.json", "mark.*", key="key")
+    refuses(said, refuse_foreign, folder, "other.json", "mark.*", key="key")
 
 
 NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
@@ -154,8 +149,7 @@ def test_any_name_gives_a_file_name_of_its_own(tmp_path):
 @pytest.mark.parametrize("value", ["/", "//", "/x/.."])
 def test_a_folder_where_none_can_be_made_is_refused(value):
     says = rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"
-    with pytest.raises(UserError, match=says):
-        checked_folder("out", value)
+    refuses(says, checked_folder, "out", value)
     with pytest.raises(UserError, match="out: /proc/x cannot be made, /proc is no folder to write"):
         refuse_foreign(Path("/proc/x"), "marker")
 

@@ -6,6 +6,7 @@ import pytest
 
 from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
+from tests.helpers.damage.refusals import refuses
 
 VALUE = {
     "plan": "ab12",
@@ -58,8 +59,7 @@ def test_every_bit_and_every_length_counts(path):
 )
 def test_what_it_is_instead_is_named(path, content, says):
     path.write_bytes(content)
-    with pytest.raises(UserError, match=says):
-        read_json(path, Plan, "data", "Mend it")
+    refuses(says, read_json, path, Plan, "data", "Mend it")
 
 
 def test_the_name_counts(path):
@@ -78,5 +78,4 @@ def test_a_file_that_another_process_removes_is_read_or_missing(path, monkeypatc
 
     monkeypatch.setattr(Path, "read_bytes", read_and_removed)
     assert read_json(path, Plan, "data", "").written == VALUE
-    with pytest.raises(UserError, match="is missing"):
-        read_json(path, Plan, "data", "")
+    refuses("is missing", read_json, path, Plan, "data", "")

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from runtime.cli import share_the_terminal
-from runtime.errors import UserError
 from runtime.processes import Launched, launched, this_process
+from tests.helpers.damage.refusals import refuses
 
 SCRIPT = """
 from runtime.cli import program
@@ -54,8 +54,7 @@ def test_place_among_processes(variables, found, monkeypatch):
     if isinstance(found, Launched):
         assert launched() == found
     else:
-        with pytest.raises(UserError, match=found):
-            launched()
+        refuses(found, launched)
 
 
 @pytest.mark.slow
@@ -100,5 +99,4 @@ def test_processes_that_cannot_meet_are_refused(missing, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
     told = f"^{missing}: not set, so that 2 processes .WORLD_SIZE. cannot find each other"
-    with pytest.raises(UserError, match=told):
-        this_process.__wrapped__()
+    refuses(told, this_process.__wrapped__)

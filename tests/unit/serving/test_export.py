@@ -37,6 +37,7 @@ from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule, read_schedule, write_schedule
 from serving.sources.sglang import SglangShards
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.confidences import logged
 
 SCHEDULE = Schedule((Range(1, 4, 3), Range(5, 8, 2), Range(9, 32, 0)))
@@ -482,8 +483,7 @@ def test_sizes_in_between_draft_as_the_next_larger_one():
     [(), ((2, 4, 5),), ((1, 4, 5), (6, 8, 2)), ((1, 4, 5), (4, 8, 2)), ((1, 0, 1),), ((1, 4, -1),)],
 )
 def test_other_ranges_are_refused(ranges):
-    with pytest.raises(UserError, match="^schedule: expected ranges"):
-        Schedule(tuple(Range(*one) for one in ranges))
+    refuses("^schedule: expected ranges", Schedule, tuple(Range(*one) for one in ranges))
 
 
 def test_a_file_comes_back(tmp_path):

@@ -49,6 +49,7 @@ from runtime.errors import UserError
 from serving.generate import SpeculativeOutput, speculate
 from serving.models import DRAFTS, SLOT, opened
 from tests.contract.enumeration import distribution_of, largest_error
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import (
     CONFIG,
     EOS,
@@ -322,8 +323,7 @@ def test_a_draft_of_another_tokenizer_is_refused(tmp_path):
     (other / "tokenizer.json").write_text(words)
     target = LlamaForCausalLM.from_pretrained(folder / "target")
     for draft in (other, LlamaForCausalLM.from_pretrained(other)):
-        with pytest.raises(UserError, match=r"^draft: .*token 7 is 'seven' there, 'w7' here"):
-            ours(target, draft)
+        refuses(r"^draft: .*token 7 is 'seven' there, 'w7' here", ours, target, draft)
     target.name_or_path = ""  # whose tokenizer nobody can compare
     vars(target).pop("_speculative")
     assert torch.equal(ours(target, other), plain(target))
@@ -354,17 +354,14 @@ def test_a_predictor_is_asked(name, threshold, models, tmp_path):
 def test_a_damaged_predictor_is_refused(file, models, tmp_path):
     folder = checkpoint(tmp_path / "value", models, "value")
     (folder / file).write_bytes(b"no")
-    with pytest.raises(UserError, match=r"^predictor: .* damaged"):
-        ours(*models, predictor=folder)
+    refuses(r"^predictor: .* damaged", ours, *models, predictor=folder)
 
 
 def test_a_predictor_of_another_pair_or_warp_is_refused(models, tmp_path):
     other = checkpoint(tmp_path / "a", (sized(5), models[1]), "value")
-    with pytest.raises(UserError, match="pair.target"):
-        ours(*models, predictor=other)
+    refuses("pair.target", ours, *models, predictor=other)
     sampled = checkpoint(tmp_path / "b", models, "value")
-    with pytest.raises(UserError, match="warp.temperature"):
-        ours(*models, predictor=sampled, do_sample=True)
+    refuses("warp.temperature", ours, *models, predictor=sampled, do_sample=True)
 
 
 def sampled(warper: LogitsProcessor) -> dict:
@@ -443,8 +440,7 @@ def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models):
         ("^model: expected weights, got LlamaForCausalLM on", empty, {"draft": draft}),
     ]
     for line, model, given in faults:
-        with pytest.raises(UserError, match=line):
-            plain(model, custom_generate=speculate, **given)
+        refuses(line, plain, model, custom_generate=speculate, **given)
     with pytest.raises(UserError, match=r"^input_ids: expected tokens, got a tensor on the meta"):
         config = GenerationConfig(max_length=9)
         speculate(empty, PROMPT.to("meta"), draft=draft, generation_config=config)

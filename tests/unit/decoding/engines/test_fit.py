@@ -31,6 +31,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.overlapped.walk import settings_of
 from runtime.errors import UserError
 from tests.contract.engines import stop_rule
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.checkpoints import write_checkpoint
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
@@ -119,17 +120,14 @@ NO_OVERLAP = [
 @pytest.mark.parametrize(("parts", "reason"), NO_OVERLAP)
 def test_what_does_not_fit_an_overlapped_engine_is_refused(parts, reason):
     overlapped()
-    with pytest.raises(UserError, match=f"^{reason}"):
-        overlapped(**parts)
+    refuses(f"^{reason}", overlapped, **parts)
 
 
 def test_classes_of_another_length_or_with_another_rule_are_refused(tmp_path):
     learned = stop_rule("hrad", tmp_path, {}, gamma=2)
-    with pytest.raises(UserError, match="^structure.gamma_max, stop.check.*structure.gamma_max=2"):
-        overlapped(stop=learned)
+    refuses("^structure.gamma_max, stop.check.*structure.gamma_max=2", overlapped, stop=learned)
     learned.confidence = Never()
-    with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
-        overlapped(stop=learned)
+    refuses("^stop.confidence, engine: Never cannot say", overlapped, stop=learned)
 
 
 @pytest.mark.parametrize(("age", "fits"), [(0, {False, True}), (1, {True}), (2, set())])

@@ -37,6 +37,7 @@ from evaluation.replay.read import refuse_other_pair
 from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.cached import build
 from tests.helpers.models.tiny_pair import EOS, VOCAB
 
@@ -89,8 +90,7 @@ def test_a_file_keeps_the_order_and_says_what_was_counted(file, tmp_path):
 def test_tokens_that_cannot_be_are_refused(tokens, message, tmp_path, tiny_pair_dir):
     save_file({"tokens": tokens}, tmp_path / "bad.safetensors")
     line = rf"^pair\.draft_vocabulary: .*{message}.*python pairs/draft_vocabulary"
-    with pytest.raises(UserError, match=line):
-        loaded(tiny_pair_dir, tmp_path / "bad.safetensors")
+    refuses(line, loaded, tiny_pair_dir, tmp_path / "bad.safetensors")
 
 
 def test_what_is_no_vocabulary_is_refused(tmp_path):
@@ -153,8 +153,7 @@ def test_a_layer_that_is_not_plain_is_refused():
     model: Any = SimpleNamespace(get_output_embeddings=lambda: None)
     several = r".*several devices. Set pair\.draft_device"
     for fault in (r"the output layer of pair\.draft is a NoneType", several):
-        with pytest.raises(UserError, match=rf"^pair\.draft_vocabulary: {fault}"):
-            keep_rows(model, torch.tensor([1]))
+        refuses(rf"^pair\.draft_vocabulary: {fault}", keep_rows, model, torch.tensor([1]))
         model.hf_device_map = {"a": "cpu", "b": "disk"}
 
 

@@ -21,6 +21,7 @@ from decoding.models.options import resolve_dtype
 from decoding.pair import pair_settings
 from decoding.settings import Pair
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.cached import close
 
 
@@ -50,22 +51,18 @@ def test_pair_loads_and_generates(tiny_pair_dir):
 def test_missing_models_name_key_and_remedy(tiny_pair_dir, tmp_path, side):
     for missing in (str(tmp_path / "nowhere"), "~/no/such/folder", str(tmp_path)):
         line = rf"^pair\.{side}: no model in .*python pairs/build_pair\.py"
-        with pytest.raises(UserError, match=line):
-            load_pair(pair_config(tiny_pair_dir, **{side: missing}))
+        refuses(line, load_pair, pair_config(tiny_pair_dir, **{side: missing}))
 
 
 def test_damaged_model_is_one_line(tiny_pair_dir, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(tiny_pair_dir / "draft", broken)
     (broken / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"^pair\.draft: ") as refusal:
-        load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
-    assert "\n" not in str(refusal.value)
+    refuses(r"^pair\.draft: ", load_pair, pair_config(tiny_pair_dir, draft=str(broken)))
     shutil.copytree(tiny_pair_dir / "draft", broken, dirs_exist_ok=True)
     weights = load(Path(broken / "model.safetensors").read_bytes())
     (broken / "model.safetensors").write_bytes(b"half a file")
-    with pytest.raises(UserError, match=r"^pair\.draft: cannot load"):
-        load_pair(pair_config(tiny_pair_dir, draft=str(broken)))
+    refuses(r"^pair\.draft: cannot load", load_pair, pair_config(tiny_pair_dir, draft=str(broken)))
     weights.pop("model.norm.weight")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"^pair\.draft: .* lacks 1 weights, model\.norm\.weight"):
@@ -76,8 +73,7 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir):
     if not torch.accelerator.is_available():
         with pytest.raises(UserError, match=r"^pair\.draft_device: cuda:0"):
             load_pair(pair_config(tiny_pair_dir, draft_device="cuda:0"))
-    with pytest.raises(UserError, match="int9"):
-        load_pair(pair_config(tiny_pair_dir, target_dtype="int9"))
+    refuses("int9", load_pair, pair_config(tiny_pair_dir, target_dtype="int9"))
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -115,8 +111,7 @@ def test_a_draft_proposes_the_tokens_kept_beside_it(tiny_pair_dir, tmp_path):
 def test_context_length_is_the_smaller_of_asked_and_possible(tiny_pair_dir):
     assert load_pair(pair_config(tiny_pair_dir, max_length=None)).target.max_length == 96
     assert load_pair(pair_config(tiny_pair_dir, max_length=200)).draft.max_length == 96
-    with pytest.raises(UserError, match=r"^pair\.max_length: -3"):
-        load_pair(pair_config(tiny_pair_dir, max_length=-3))
+    refuses(r"^pair\.max_length: -3", load_pair, pair_config(tiny_pair_dir, max_length=-3))
 
 
 def test_vocabularies_are_compared_token_by_token():
@@ -182,9 +177,7 @@ def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir, tmp_path):
     ],
 )
 def test_bad_options_are_named(options, message, tiny_pair_dir):
-    with pytest.raises(UserError, match=message) as refusal:
-        load_pair(pair_config(tiny_pair_dir, target_options=options))
-    assert "\n" not in str(refusal.value)
+    refuses(message, load_pair, pair_config(tiny_pair_dir, target_options=options))
 
 
 def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir, monkeypatch):
@@ -277,6 +270,4 @@ def test_no_end_is_guessed_and_what_is_no_id_is_refused_in_a_line():
         with pytest.raises(UserError, match=r"^pair\.target: which of the tokens \[.*\] ends"):
             closing_id(bytewise(TURN.replace("END", "<end>")), ends)
     for named in ("5", [None, 5], [[5]], True):
-        with pytest.raises(UserError, match=r"^pair\.target: its eos_token_id is") as error:
-            end_ids(model(config=named), None)
-        assert "\n" not in str(error.value)
+        refuses(r"^pair\.target: its eos_token_id is", end_ids, model(config=named), None)

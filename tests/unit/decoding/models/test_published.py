@@ -27,6 +27,7 @@ from decoding.structures.dyspec import DySpecHeap
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.eagles import (
     FLAVOURS,
     SAYS,
@@ -141,8 +142,7 @@ def test_a_window_as_long_as_the_context_is_none(tiny_pair_dir, tmp_path):
 def test_a_tied_output_layer_is_the_target_s_or_refused(tiny_pair_dir, tmp_path):
     folder = write_eagle1(tmp_path / "draft", random_model(FLAVOURS["eagle1"]))
     change(folder, tie_word_embeddings=True)
-    with pytest.raises(UserError, match="expected tie_word_embeddings false"):
-        opened(tiny_pair_dir, folder)
+    refuses("expected tie_word_embeddings false", opened, tiny_pair_dir, folder)
 
 
 def change(folder: Path, **values: object) -> None:
@@ -240,9 +240,7 @@ def test_what_is_damaged_or_of_another_target_is_one_line(
 ):
     folder = written(tmp_path / "d", "plain", "speculators")
     damage(folder, **values)
-    with pytest.raises(UserError, match=rf"^pair\.draft: .*{message}") as error:
-        opened(tiny_pair_dir, folder)
-    assert "\n" not in str(error.value)
+    refuses(rf"^pair\.draft: .*{message}", opened, tiny_pair_dir, folder)
 
 
 class Evil:
@@ -263,8 +261,7 @@ def test_a_pickle_of_the_older_kind_is_read_and_others_are_a_line_and_not_run(
     faults = [(whole, ".*it holds other things than tensors") for whole in others]
     for whole, fault in (*faults, (state | {"evil": Evil()}, "")):
         torch.save(whole, path)
-        with pytest.raises(UserError, match=rf"^pair\.draft: .*_model\.bin is damaged{fault}"):
-            opened(tiny_pair_dir, folder)
+        refuses(rf"^pair\.draft: .*_model\.bin is damaged{fault}", opened, tiny_pair_dir, folder)
 
 
 def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir, tmp_path):

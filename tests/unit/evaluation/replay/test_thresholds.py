@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evaluation.replay import thresholds
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 STOP = {"_target_": "decoding.stopping.adaedl.AdaEDL", "threshold": None, "kappa": 0.2}
 PAIR, WARP = {"name": "toy", "target": "aa"}, {"temperature": 0.0}
@@ -58,5 +58,4 @@ def test_a_damaged_file_ends_with_one_line(missing, tmp_path):
     del node[last]
     thresholds.write(file, found)
     words = r"^thresholds: .*is damaged \(no(thing about| valid) .*python scripts/tune\.py"
-    with pytest.raises(UserError, match=words):
-        thresholds.read(file)
+    refuses(words, thresholds.read, file)

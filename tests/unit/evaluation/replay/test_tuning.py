@@ -30,6 +30,7 @@ from evaluation.replay.tuning import Candidate, Grower, choose, hindsight, secon
 from predictors.outcomes import Chances
 from runtime.errors import UserError
 from runtime.intervals import Array
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.rollout_tables import sampled_table
 from tests.helpers.training.checkpoints import write_checkpoint
 
@@ -99,8 +100,7 @@ def test_costs_are_read_off_real_decodes():
     total = sum(sum(each.seconds.values()) for each in short)
     assert fit.draft * 6 + fit.target * 3 == pytest.approx(total)
     few = {"fixed 1": [trace_of([round_of(1, 1, 0, draft=0.1, target=1.0)])]}
-    with pytest.raises(UserError, match=r"cost\.limit: too few rounds"):
-        observed_cost(few, plain)
+    refuses(r"cost\.limit: too few rounds", observed_cost, few, plain)
 
 
 def test_a_price_is_a_sum_over_rounds(tmp_path):
@@ -116,14 +116,12 @@ def test_a_price_is_a_sum_over_rounds(tmp_path):
     assert fewer.price(counts) == pytest.approx(table.price(counts)), "rows beyond are not free"
     assert table.plain(counts) == pytest.approx(7.2)
     file = tmp_path / "cost.json"
-    with pytest.raises(UserError, match=r"cost\.file: .*is missing\. Measure it: .* cost=measure"):
-        read_cost(file)
+    refuses(r"cost\.file: .*is missing\. Measure it: .* cost=measure", read_cost, file)
     more = {"pair": {"target": "aa"}, "measured_on": {"threads": 3}}
     file.write_text(json.dumps({"seconds": table.to_dict(), **more}))
     assert read_cost(file) == replace(table, **more)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pair": "aa"}))
-    with pytest.raises(UserError, match=r"^cost\.file: .*is damaged .no valid pair.*cost=measure"):
-        read_cost(file)
+    refuses(r"^cost\.file: .*is damaged .no valid pair.*cost=measure", read_cost, file)
 
 
 def test_a_row_may_cost_a_share_of_a_call():
@@ -135,8 +133,7 @@ def test_a_row_may_cost_a_share_of_a_call():
     assert cost_table(1.0, again) == dear
     with pytest.raises(UserError, match=r"^cost\.row: expected 0 where cost\.target says seconds"):
         cost_table(1.0, {1: 5.0}, row=0.02)
-    with pytest.raises(UserError, match=r"^cost\.autoregressive: "):
-        cost_table(1.0, {2: 1.0})
+    refuses(r"^cost\.autoregressive: ", cost_table, 1.0, {2: 1.0})
     cost_table(1.0, {2: 1.0}, 0.5, {"hrad": 0.0})
 
 

@@ -16,7 +16,7 @@ from predictors.training.batches import (
     smote,
     standardisation,
 )
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 
 def test_items_are_all_rows_of_a_prompt():
@@ -74,8 +74,7 @@ def test_no_prompt_is_on_both_sides_and_both_have_one():
     for fraction in (0.01, 0.99):
         held = hold_out_prompts(torch.tensor([4, 4, 7]), fraction, seed=1)
         assert held.any() and (~held).any()
-    with pytest.raises(UserError, match="fewer than 2 prompts"):
-        hold_out_prompts(torch.zeros(9), 0.1, seed=0)
+    refuses("fewer than 2 prompts", hold_out_prompts, torch.zeros(9), 0.1, seed=0)
 
 
 def test_constant_columns_keep_their_scale():
