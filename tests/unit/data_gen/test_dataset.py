@@ -158,7 +158,6 @@ WARP = {"top_k": 0, "top_p": 1.0}
     ],
 )
 def test_a_manifest_of_other_values_is_refused(folder, changed, names):
-    """Also one that lists a shard twice, whose records would count twice."""
     change_manifest(folder, **changed)
     says = rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "
     refuses(says, Harvest.open, folder)

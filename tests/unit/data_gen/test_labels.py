@@ -65,7 +65,6 @@ def test_round_lengths_and_classes():
 
 
 def test_chances_of_lengths_and_classes_are_how_often_coins_give_them():
-    """Token-wise verification, whose accepted lengths have a known distribution."""
     accept = torch.tensor([[0.9, 0.5, 0.8], [0.6, 0.7, 0.0]])
     drafted, count = torch.tensor([3, 2]), 200_000  # the second ends with its second token
     coins = torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(0))

@@ -156,7 +156,6 @@ def test_special_tokens_spelled_in_a_text_are_ordinary_text():
     ],
 )
 def test_what_cannot_be_tokens_of_the_target_is_refused(content, says, pair):
-    """An end that a tokenizer cannot spell otherwise, text without a token, ids of no token."""
     where = "responses.path: f line 2"
     with pytest.raises(UserError, match=rf"^{where} {says}"):
         response_ids(ExternalResponse("p1", content, False, where), pair, 6)

@@ -150,7 +150,6 @@ PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "dee
 
 @pytest.mark.parametrize("failure", [*PASSING, "a list", "abort", "unfinished"])
 def test_failures_that_pass_are_tried_again(failure, tmp_path):
-    """Two prompts fail twice each; one gets its answer in two choices."""
     fails = {PROMPTS[2].text: 2, PROMPTS[7].text: 2}
 
     def behave(text: str, attempt: int) -> str:
@@ -252,7 +251,6 @@ def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(key, monkeypatch):
 
 @pytest.mark.parametrize("blanks", [0, 170])
 def test_the_key_is_masked_wherever_it_is_said(blanks, tmp_path, monkeypatch):
-    """In what the connection says; across the end of what is shown of it."""
     monkeypatch.setenv("TINY_KEY", "sesame" * 6)
 
     async def fail(*rest: Any, **more: Any) -> None:

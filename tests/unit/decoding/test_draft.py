@@ -66,8 +66,6 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token():
     ("stop", "forwards"), [(Fixed(2), 2), (Confidence(0.0), 3), (ConfidenceBefore(0.0), 3)]
 )
 def test_looking_costs_no_more_forwards_than_promised(stop, forwards):
-    """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own
-    forward."""
     step, tree, _ = new_step()
     stop.begin_round(SimpleNamespace(round=0))
     while step.count < 3 and not step.stopped_by(stop):

@@ -156,7 +156,6 @@ def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
 
 @every_engine
 def test_accepted_counts_what_a_cut_round_has_kept(name):
-    """One response ended after its first token, its second, and so on."""
     engine, cut = ENGINES[name](pair(), GREEDY if name == "lookup" else OFF), 0
     whole = engine.decode(PROMPT, 30, Sampler.seeded(0))
     for length in range(1, 24):
@@ -259,8 +258,6 @@ class Watching(Never):
     "structure", [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
 )
 def test_rules_see_the_last_verified_position_after_any_draft(structure):
-    """That of committed[-2], also where the last token is an open leaf, against a target that
-    decodes from scratch."""
     models, stop = pair(), Watching()
     engine = serial(structure, stop, RrswVerifier())(models)
     trace = engine.decode([1, 2], 60, Sampler.seeded(4))

@@ -75,8 +75,6 @@ def test_pick_never_takes_an_impossible_token(total):
 @pytest.mark.parametrize("vocab", [2, 255, 256, 257, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_pool_picks_what_the_cumulative_sum_says(vocab, dtype):
-    """Also after tokens were taken out, down to the last; the distribution itself is left as it
-    is."""
     generator = torch.Generator().manual_seed(vocab)
     probs = torch.rand(vocab, generator=generator, dtype=dtype)
     probs *= torch.rand(vocab, generator=generator) < 0.6

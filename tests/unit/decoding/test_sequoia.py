@@ -123,7 +123,6 @@ def test_layers_of_a_tree():
 
 
 def test_plans_minimise_modelled_seconds_per_token():
-    """Against every tree of the programme, priced by hand: l draft calls and one target call."""
     programme = Programme([0.6, 0.2], 12, 5)
     plans = best_plans(programme, lambda rows: 1.0, lambda rows: 3.0 + 0.5 * rows)
     assert [plan.nodes for plan in plans] == list(range(1, 12))

@@ -253,7 +253,6 @@ def test_calibrated_survival_takes_the_place_of_the_product(tmp_path):
 
 
 def test_an_untuned_threshold_of_a_calibrated_head_is_said(head, tmp_path):
-    """The paper's threshold is for the head as it is trained."""
     assert not SpecDecPPStop(head, 0.7, [1, 20], "paper").caution
     for calibration in (Calibration("temperature"), Calibration(survival=Survival(bias=-2.0))):
         calibrated = write_logistic(tmp_path / "calibrated", calibration)
@@ -323,7 +322,6 @@ def test_hrad_drafts_nothing_where_none_is_probable(tmp_path, none, count):
 
 
 def test_a_head_of_older_states_is_not_asked_in_turns(tmp_path):
-    """Neither while decoding nor in replay."""
     older = write_checkpoint(tmp_path, "hrad", 3, settings={"age": 1})
     stop = HRADStop(older, Confidence(0.5))
     for ask in (lambda: stop.begin_round(CONTEXT), lambda: stop.policy(None)):  # type: ignore[arg-type]

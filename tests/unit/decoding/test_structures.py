@@ -194,8 +194,6 @@ def values(draft: Draft) -> list[float]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_heap_always_takes_the_most_valuable_draw(seed):
-    """So no draw it left out is worth more than one it took: neither a next sibling nor a first
-    child."""
     sizes = [len(grown(DySpecHeap(budget), seed=seed)[1]) for budget in (1, 2, 7, 12)]
     assert sizes == [1, 2, 7, 12]
     tree, draft = grown(DySpecHeap(12), seed=seed)

@@ -72,7 +72,6 @@ def test_methods_take_turns_and_share_seeds(tmp_path):
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
-    """Also when the last line was half written; turns are taken up whole."""
     whole = compared(tmp_path / "whole", [])
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path, [], stop=5)

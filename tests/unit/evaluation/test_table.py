@@ -73,7 +73,6 @@ def test_nothing_is_an_empty_table():
 
 
 def test_rollback_counts_steps_in_time():
-    """A tree has as many as its depth; where the models overlap the engine has counted them."""
     trees = trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)])
     counted = chain(6, 1)
     counted.overlap = StageTrace("branch", 1, 2, 4, 0, [[1]], 3, 0, [])

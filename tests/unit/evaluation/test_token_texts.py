@@ -19,7 +19,6 @@ def trace() -> Trace:
 
 
 def test_every_token_that_occurs_is_saved(tmp_path):
-    """Drafted, committed, in a branch; nothing else."""
     found = of_traces(tiny_tokenizer(), [trace()], {("a", "1"): [3, 2]})
     assert sorted(found.tokens) == [4, 5, 6, 7, 9]
     assert found.text(6).strip() == "w6" and found.prompt(trace()) == "w3 w2"
@@ -47,7 +46,6 @@ def test_without_texts_a_token_is_its_id(tmp_path):
 
 
 def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path):
-    """Dataset "x" with id "a/b", and dataset "x/a" with id "b"."""
     one = replace(trace(), dataset="x", prompt_id="a/b")
     other = replace(trace(), dataset="x/a", prompt_id="b")
     prompts = {("x", "a/b"): [3], ("x/a", "b"): [5]}

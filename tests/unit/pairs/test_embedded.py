@@ -317,7 +317,6 @@ def test_rounded_pairs_of_other_bits_lie_in_other_folders():
 
 
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path):
-    """So that a training that starts from the built draft tells of all of them."""
     shutil.copyfile(
         Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE,
         tmp_path / "provenance.json",

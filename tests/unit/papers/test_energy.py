@@ -70,7 +70,6 @@ def meter_of(*readings: float | Exception, wraps: float = math.inf) -> Meter:
 @pytest.mark.parametrize("error", [OSError(19, "No such device"), NVMLError("Lost")])
 @pytest.mark.parametrize("good", [0, 1])
 def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(error, good, capsys):
-    """Before or after a request; it stays without a number, for it may have missed some."""
     meter = meter_of(10.0, *[12.0] * good, error)
     before = meter.read()
     assert before == [1.0, 10.0]
@@ -82,7 +81,6 @@ def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(error, goo
 
 @pytest.mark.parametrize("wraps", [1000.0, math.inf])
 def test_a_counter_that_is_set_back_is_no_number(wraps, capsys):
-    """Not taken for one that has counted to its end."""
     meter = meter_of(10.0, 2.0, wraps=wraps)
     assert meter.since(meter.read()) is None and "went back" in capsys.readouterr().out
 

@@ -74,7 +74,6 @@ def test_no_rule_passes_the_optimum_of_its_pairs(distributions):
     [("RRS", RrsVerifier(), independent), ("RRSw", RrswVerifier(), distinct_pair)],
 )
 def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair):  # type: ignore[no-untyped-def]
-    """In closed form, against every pair and verdict enumerated."""
     small = [one.pairs[0] for one in toy_distributions()[:2]]
     for p, q in [*small, *softmaxes("uniform", 0.1, 0.5)[:1]]:
         assert RULES[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))

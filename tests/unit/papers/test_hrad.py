@@ -221,8 +221,6 @@ def test_a_walk_goes_on_by_what_was_accepted_and_one_token():
 
 
 def test_old_features_are_those_of_earlier_rounds(tmp_path, home):
-    """In positions those of the same prompt so many tokens before, in rounds those that a decode
-    comes to."""
     ours = checkpoint(tmp_path / "h", home.folder)
     predictor = load_predictor(ours.folder)
     (one,) = aged(ours, [home], "positions")

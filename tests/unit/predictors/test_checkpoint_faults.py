@@ -113,7 +113,6 @@ def test_wrong_values_are_refused(checkpoint, name, change, says):
 
 
 def test_every_digit_counts(checkpoint):
-    """Of what is JSON, the scores too; a model card may be edited."""
     for name in ("config.json", "calibration.json", "metrics.json"):
         content = (checkpoint / name).read_bytes()
         for place in [n for n, byte in enumerate(content) if chr(byte).isdigit()][::7]:

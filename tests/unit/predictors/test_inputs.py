@@ -63,8 +63,6 @@ def test_columns_are_in_the_order_of_the_catalogue(name):
 
 
 def test_facts_are_where_they_belong():
-    """Those of a round are the same for all of its tokens, the state before is that of the token
-    before, and numbers that are stored in float32 keep it."""
     records = rounds()
     rows = recorded(Inputs([-1], q_stats=True), LAYERS, records, "token")
     assert rows.dtype == torch.float32

@@ -14,7 +14,6 @@ def binary(f: list[float]) -> torch.Tensor:
 
 
 def test_binary_scores_agree_with_sklearn():
-    """With ties; soft labels are weighted rows, and one class alone has no area."""
     generator = torch.Generator().manual_seed(0)
     f = (torch.rand(200, generator=generator) * 20).round() / 20
     y = (torch.rand(200, generator=generator) < f).double()
@@ -32,7 +31,6 @@ def test_binary_scores_agree_with_sklearn():
 
 
 def test_three_class_scores_agree_with_sklearn():
-    """Rows of the confusion are true classes."""
     probs = torch.randn(100, 3, generator=torch.Generator().manual_seed(1)).double().softmax(-1)
     label, eye = torch.arange(100) % 3, torch.eye(3, dtype=torch.float64)
     result = scores(probs, eye[label])
@@ -65,7 +63,6 @@ def test_base_rate():
 
 
 def test_confidence_is_a_logistic_of_the_log_odds():
-    """The only class is certain, a class that is not seen impossible."""
     q = torch.rand(500, generator=torch.Generator().manual_seed(3)) * 0.98 + 0.01
     s = torch.sigmoid(0.7 * torch.logit(q) - 0.4)
     assert torch.allclose(confidence(q, binary(s.tolist()), q)[:, 1], s.double(), atol=1e-3)

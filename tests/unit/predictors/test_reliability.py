@@ -30,7 +30,6 @@ def test_bins_hold_equal_mass_and_ties_stay_together():
 
 
 def test_numbers_by_hand():
-    """Three classes are read at the top label."""
     probs = two_columns(torch.tensor([0.2, 0.2, 0.8, 0.8]).double())
     targets = two_columns(torch.tensor([0.0, 1.0, 1.0, 1.0]).double())
     result = reliability(probs, targets, torch.tensor([0, 1, 2, 3]))
@@ -62,7 +61,6 @@ def test_resamples_draw_whole_prompts():
 
 @pytest.mark.slow
 def test_intervals_cover():
-    """The mean squared error of a known predictor lies in most of 60 intervals."""
     truth = reliability(*drawn(20000, 10, seed=99))["brier"][0]
     estimates = [reliability(*drawn(40, 10, seed=seed))["brier"] for seed in range(60)]
     assert 51 <= sum(low <= truth <= high for _, low, high in estimates) <= 60
@@ -81,7 +79,6 @@ def test_seed_order_of_rows_and_names_of_prompts():
 
 
 def test_changes_are_paired():
-    """Two predictors on the same rows: their difference is far better known than either score."""
     good, targets, group = drawn(100, 20)
     bad = drawn(100, 20, shift=0.5)[0]
     difference = change(bad, good, targets, group)

@@ -75,7 +75,6 @@ def test_a_longer_prefix_is_never_more_likely(survival):
 
 
 def test_one_way_of_reading_it():
-    """A draft as it grows, a batch of drafts and loose products give the same numbers."""
     f = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
     for survival in (Survival(), Survival(0.8, 0.2, -0.3)):
         batch = survival(f)

@@ -34,7 +34,6 @@ def records(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins():
-    """Siblings are those of the draft, sampled or greedy."""
     rows = Value(READS).samples(records())
     found = Chances.of(rows["outcomes"])
     assert rows["group"].tolist() == [4, 4, 7, 7]

@@ -97,8 +97,6 @@ def test_they_are_those_of_the_checkpoint(tmp_path, home, name):
 
 
 def test_harvests_that_do_not_fit_are_left_out(tmp_path, home, away):
-    """Where the training prompts are not known nothing is said; other distributions and prompts
-    that are all known are passed over."""
     ours = checkpoint(tmp_path / "h", home.folder)
     assert predictions(ours, away) == [] and aged(ours, [away], "positions") == []
     same = described_as(write_harvest(tmp_path / "same", rows=20))

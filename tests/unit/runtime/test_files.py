@@ -94,7 +94,6 @@ def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path, code):
 
 @pytest.mark.parametrize("value", [".", "..", "sub/..", "~", "/"])
 def test_where_one_works_or_lives_is_no_place_for_a_result(value, tmp_path, monkeypatch):
-    """Not even where it is empty or holds a mark."""
     for name in ("home/me", "work/here/sub"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "work/here/mark.json").touch()
@@ -136,7 +135,6 @@ NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 40
 
 
 def test_any_name_gives_a_file_name_of_its_own(tmp_path):
-    """Also names that are paths, hidden, too long, or look like another's file name."""
     assert file_name("smollm2-eagle_1.0") == "smollm2-eagle_1.0"
     assert file_name("org/mine") == "org%2Fmine" and file_name("..") == "%2E."
     for name in NAMES:

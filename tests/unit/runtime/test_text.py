@@ -65,7 +65,6 @@ def test_values_and_the_names_of_harvests():
 
 
 def test_nothing_that_drives_a_terminal_is_left():
-    """Controls of either set, line and paragraph separators, directions of writing."""
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     kinds = {unicodedata.category(c) for c in printable(every)}
     assert not kinds & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}

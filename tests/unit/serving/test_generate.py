@@ -464,7 +464,6 @@ def at_once(*jobs: Callable[[], list[int]], threads: int = 4) -> list[list[int]]
 
 
 def test_threads_get_what_each_gets_alone(models):
-    """Plain `generate` of the same model beside them, and a stop rule that they share."""
     target, draft = models
     expected = [answer(target, prompt) for prompt in PROMPTS]
     rule = Confidence(0.3)

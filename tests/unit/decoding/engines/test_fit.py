@@ -132,7 +132,6 @@ def test_classes_of_another_length_or_with_another_rule_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("age", "fits"), [(0, {False, True}), (1, {True}), (2, set())])
 def test_a_predictor_of_older_states_is_asked_a_priori_alone(tmp_path, age, fits):
-    """Of age 0 both ways, as in the paper."""
     checkpoint = write_checkpoint(tmp_path, "hrad", 3, gamma=3, settings={"age": age})
     parts = {"structure": BranchPoint(3, 3), "stop": HRADStop(checkpoint, Confidence(0.4))}
     for a_priori in (False, True):

@@ -106,7 +106,6 @@ def test_classes_see_the_last_verified_position(pair):
 
 @pytest.mark.parametrize("settings", [{}, PEARL])
 def test_draft_distributions_are_those_of_an_empty_cache(pair, settings):
-    """What is kept of a branch and what is dropped leaves the draft's cache right."""
     trace, context = engine(pair, **settings).decode(PROMPT, 40, Sampler.seeded(5)), list(PROMPT)
     for round_ in trace.rounds:
         for place, token in enumerate(round_.draft_tokens):
@@ -166,7 +165,6 @@ def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch):
 
 @pytest.mark.slow
 def test_a_thousand_prompts_leave_nothing_behind(pair):
-    """No thread, no tensor, and of the process's memory what an allocator's slack explains."""
     decoder = engine(pair, classes=Always(1, Confidence(0.4)))
 
     def decode(prompts: range) -> tuple[int, int, int]:

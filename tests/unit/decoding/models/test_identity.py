@@ -194,7 +194,6 @@ def test_what_ends_a_response_belongs_to_a_pair_and_earlier_versions_are_named_a
 
 
 def test_an_adapter_is_part_of_a_model():
-    """Its weights, how much they count, whether it is active, merged, and of what kind it is."""
     peft = pytest.importorskip("peft")
 
     def adapted(alpha: int = 8, **changes: Any) -> Any:

@@ -150,7 +150,6 @@ CHECK = r"Check pair\.target_options="
 @pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:Some parameters are on the meta device")
 def test_a_model_that_is_partly_on_disk_says_the_same(tiny_pair_dir, tmp_path):
-    """A device for each part of the model, and an option for where the parts go that have none."""
     whole = load_pair(pair_config(tiny_pair_dir))
     options = {"offload_folder": str(tmp_path / "offload")}
     parts = load_pair(pair_config(tiny_pair_dir, target_device=ON_DISK, target_options=options))

@@ -88,7 +88,6 @@ def test_what_is_read_has_the_logits_of_what_was_written(name, form, tiny_pair_d
 
 
 def test_each_flag_is_another_draft(tiny_pair_dir, tmp_path):
-    """Another fingerprint, too: harvests belong to one of them."""
     folder = written(tmp_path / "draft", "plain", "speculators")
     one = pair_identity(opened(tiny_pair_dir, folder))["draft"]
     change(folder, norm_before_residual=True, eagle_aux_hidden_state_layer_ids=None)
@@ -329,7 +328,6 @@ def written_out(model: PublishedModel, states: Tensor, tokens: Tensor, drafted: 
 
 @pytest.mark.parametrize("name", [name for name in FLAVOURS if name != "eagle1"])
 def test_logits_are_those_of_the_definition(name):
-    """The last of three drafted tokens, after eight verified ones."""
     pair = published_pair(FLAVOURS[name], SAYS, attention_bias=name == "each")
     pair.target.forward(PROMPT[:8])
     expected = written_out(pair.draft.model, pair.target.states[:8], PROMPT[:12], drafted=3)

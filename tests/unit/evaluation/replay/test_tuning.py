@@ -398,7 +398,6 @@ def test_what_replay_leaves_out_is_said_where_there_is_a_structure(temperature, 
 
 @pytest.mark.slow
 def test_a_thousand_combinations_on_five_hundred_prompts_in_a_minute(tmp_path):
-    """A sampled target that accepts about half of the tokens."""
     head = SpecDecPPStop(write_checkpoint(tmp_path / "head", "specdecpp", 4), 0.5, [1, 20], "paper")
     classes = HRADStop(write_checkpoint(tmp_path / "classes", "hrad", 4, gamma=3), Confidence(0.4))
     rng, shape = np.random.default_rng(0), (500, 100, 20)

@@ -83,7 +83,6 @@ def test_constant_columns_keep_their_scale():
 
 
 def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone():
-    """Synthetic rows lie between rows of their class."""
     given = unbalanced(40, 12, 8)
     more = smote(*given, neighbours=5, seed=0)
     assert torch.bincount(more[1]).tolist() == [40, 40, 40] and more[0].dtype == torch.float32

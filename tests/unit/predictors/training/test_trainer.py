@@ -161,7 +161,6 @@ def test_weighted_soft_bce_minimum_is_shifted_down_by_w_rej():
 
 
 def test_smoothed_and_balanced_cross_entropy_by_hand():
-    """Balanced is the mean over the classes that occur."""
     z = torch.tensor([[2.0, 0.0, -1.0]])
     log_p = z.log_softmax(-1)[0]
     expected = -(0.9 + 0.1 / 3) * log_p[0] - 0.1 / 3 * (log_p[1] + log_p[2])
@@ -174,7 +173,6 @@ def test_smoothed_and_balanced_cross_entropy_by_hand():
 
 @pytest.mark.parametrize("cut", [0, 2, 5])
 def test_parts_add_up_to_the_whole(cut):
-    """In value and gradient, an empty part included."""
     x, w, soft = torch.randn(5, 4), torch.randn(4, 3, requires_grad=True), torch.rand(5)
     label = torch.tensor([0, 0, 1, 0, 2])
     for loss, y, classes in (
