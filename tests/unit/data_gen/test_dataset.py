@@ -23,6 +23,8 @@ from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
 
 SHARD, MANIFEST = "rounds-00000.parquet", "manifest.json"
+ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
+WARP = {"top_k": 0, "top_p": 1.0}
 
 
 @pytest.fixture
@@ -138,10 +140,6 @@ def test_unfinished_and_absent_harvests(tmp_path, folder):
 def test_a_manifest_that_is_none_is_refused_in_one_line(folder, content, says):
     (folder / MANIFEST).write_text(content)
     refuses(f"^data: .*manifest.json {says}", Harvest.open, folder)
-
-
-ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
-WARP = {"top_k": 0, "top_p": 1.0}
 
 
 @pytest.mark.parametrize(

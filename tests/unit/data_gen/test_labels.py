@@ -28,6 +28,9 @@ from decoding.verifiers.tree_walk import TreeVerifier
 from predictors.features.draft_statistics import entropy
 from predictors.hrad import class_chances, class_of_length, length_chances, round_length
 
+COUNT, VOCAB, END, MOST = 400, 60, 0, 40
+Bend = Callable[[Tensor], Tensor]
+
 
 def test_acceptance_is_capped_at_one():
     p, q = torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])
@@ -141,9 +144,6 @@ def test_top_tokens_are_the_lowest_ids_on_ties_and_missing_where_nothing_is_left
 
 
 # Whether given responses are drawn as their harvest says: known laws, drawn honestly and not ------
-
-COUNT, VOCAB, END, MOST = 400, 60, 0, 40
-Bend = Callable[[Tensor], Tensor]
 
 
 def honest(logits: Tensor) -> Tensor:

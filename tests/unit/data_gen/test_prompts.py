@@ -23,6 +23,8 @@ from data_gen.prompts.starter import humaneval, instructions, load_starter
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 
+NO_PROMPT = r"line 1 has no text under 'prompt'"
+
 
 def read(path: Path, content: bytes | str | None = None) -> list[Prompt]:
     if content is not None:
@@ -39,9 +41,6 @@ def test_jsonl_rows_become_prompts(tmp_path):
     content = "\n\n".join(json.dumps(row) for row in rows) + "\n"
     expected = [Prompt("mine-1", "mine", "", "first"), Prompt("b", "d", "c", "second")]
     assert read(tmp_path / "prompts.jsonl", content) == expected
-
-
-NO_PROMPT = r"line 1 has no text under 'prompt'"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from tests.unit.decoding.models.test_loading import bytewise as byte_tokenizer
 PROMPTS = [
     Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
 ]
+NO_TEXT = r"line 2 has a response that is no text"
+NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +161,6 @@ def test_what_cannot_be_tokens_of_the_target_is_refused(content, says, pair):
     where = "responses.path: f line 2"
     with pytest.raises(UserError, match=rf"^{where} {says}"):
         response_ids(ExternalResponse("p1", content, False, where), pair, 6)
-
-
-NO_TEXT = r"line 2 has a response that is no text"
-NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server
 from tests.helpers.data.datasets import GREEDY, SAMPLED
 
 CHATS = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
+PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices"]
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +144,6 @@ def test_greedy_asks_for_temperature_0(tmp_path):
     with stub_server() as stub:
         fetch(stub.url, tmp_path, GREEDY)
     assert {(body["temperature"], body["top_p"]) for body in stub.bodies} == {(0.0, 1.0)}
-
-
-PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices"]
 
 
 @pytest.mark.parametrize("failure", [*PASSING, "a list", "abort", "unfinished"])

@@ -13,6 +13,8 @@ from decoding.batch_cost import BatchTable, PerRow, Roofline, read_batch_cost, s
 from tests.helpers.damage.hostile import ROOT
 from tests.helpers.damage.refusals import refuses
 
+TABLE = BatchTable("measured", [1, 4], [1, 3], [[1.0, 2.0], [4.0, 8.0]], [0.1, 0.2])
+
 
 def roofline(overhead: float = 0.0) -> Roofline:
     """Reads 2 GB at 1 GB/s; 0.1 TFLOP/s make 0.02 s of each row."""
@@ -54,9 +56,6 @@ def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft():
     assert cost["draft_state"] == 2 * sum(kept)
     weights = sum(map(prod, sizes.values())) + 8192 * sizes["model.norm.weight"][0]
     assert cost["draft_weights"] == pytest.approx(weights / 1e9, abs=1e-4)
-
-
-TABLE = BatchTable("measured", [1, 4], [1, 3], [[1.0, 2.0], [4.0, 8.0]], [0.1, 0.2])
 
 
 def test_a_table_is_linear_in_between():

@@ -46,6 +46,7 @@ from tests.helpers.training.checkpoints import write_checkpoint
 GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 2, 1, 0, 4, 3, 2, 1]
 Build = Callable[..., Any]
+WIDTH, LAYERS = 24, (-3, -1)
 
 
 def pair(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
@@ -272,9 +273,6 @@ def test_rules_see_the_last_verified_position_after_any_draft(structure):
     stop.seen.clear()
     engine.decode([1], 5, Sampler.seeded(4))
     assert stop.seen[0].target_hidden is None and stop.seen[1].target_hidden is not None
-
-
-WIDTH, LAYERS = 24, (-3, -1)
 
 
 def noted(lm: Any, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:

@@ -40,6 +40,10 @@ from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.costs import write_cost
 from tests.helpers.training.checkpoints import columns, write_checkpoint, write_logistic
 
+VOCAB = 4
+CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
+VERIFIED = replace(CONTEXT, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1))
+
 
 class Step:
     """A DraftStep whose next distribution and last drawn token are given."""
@@ -171,11 +175,6 @@ def test_every_request_has_an_account_of_its_own(tmp_path):
 def test_without_measured_costs_there_is_no_account(tmp_path):
     with pytest.raises(UserError, match=r"^stop\.cost: .*is missing\. Measure it: .* cost=measure"):
         StopLoss(Fixed(3), tmp_path / "none.json", 0.02)
-
-
-VOCAB = 4
-CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
-VERIFIED = replace(CONTEXT, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1))
 
 
 class ScriptedLM:

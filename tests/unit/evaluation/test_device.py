@@ -22,6 +22,7 @@ from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
 PROMPTS = [torch.tensor([3, 7, 1, 9, 4]), torch.tensor([5, 2])]
 TOKENS = 8
 NOUGHT, INFINITE = torch.zeros(1), torch.full((2,), -float("inf"))
+HIDDEN, LAYERS, HEADS, DIM, WIDE, LENGTH = 64, 6, 2, 16, 128, 3000
 
 
 def broken(pair: ModelPair, side: str = "target", factor: float = -1.0) -> ModelPair:
@@ -171,9 +172,6 @@ def test_a_page_says_what_was_found_the_answer_first():
     assert check.verdict({}) == "Equal to the host."
     text = check.page({**facts, "setup": {}, "speeds": {}, "memory": {}})
     assert "1 of 3" in text and not any(part in text for part in ("Speed", "Memory", "\n\n\n"))
-
-
-HIDDEN, LAYERS, HEADS, DIM, WIDE, LENGTH = 64, 6, 2, 16, 128, 3000
 
 
 def model(layers: int = LAYERS) -> LlamaForCausalLM:

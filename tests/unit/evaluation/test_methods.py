@@ -36,16 +36,14 @@ HERE = {
     "threads": 2,
     "versions": {"torch": "2.9"},
 }
+LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
+TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
 
 
 def config(**changed: Any) -> DictConfig:
     method = copy.deepcopy(METHOD) | changed
     methods = {"autoregressive": {"engine": PLAIN}, "adaedl": method}
     return OmegaConf.create({"thresholds": "x.json", "method": methods, "tried": {}})
-
-
-LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
-TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ HEAD = method("serial", "chain", "token", "acceptance")
 CHAIN = [trace([chain(3, 3)], 1.0, "a"), trace([chain(2, 1), chain(2, 1)], 3.0, "b")]
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
 BRANCH = [trace([overlapped(2, 2, 4, 1)], 2.0, "a"), trace([overlapped(2, 0, 3, 3)], 2.0, "b")]
+CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 
 def compared(**results: object) -> list[Evaluation]:
@@ -143,9 +144,6 @@ def test_times_of_specbranch_are_of_its_comparison():
     alone = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     figure = specbranch_times([evaluation(parts, traces), alone])
     assert figure.column("method") == ["specbranch", "fixed", "autoregressive"]
-
-
-CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 
 def specbranch(

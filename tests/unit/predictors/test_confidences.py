@@ -34,6 +34,8 @@ from tests.helpers.training.confidences import TEMPERATURES, logged, write_logge
 
 Z, S = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]])
 NAN = torch.tensor([[1.0, float("nan")]])
+DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
+SGLANG = Sts(0.1, 10.0, 41, False, 15)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +100,6 @@ def test_a_damaged_folder_is_refused_in_one_line(name, how, tmp_path):
         read_confidences(tmp_path / "x")
     line = str(error.value)
     assert line.startswith("data:") and "import_confidence" in line and "\n" not in line
-
-
-DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
-SGLANG = Sts(0.1, 10.0, 41, False, 15)
 
 
 def plain_ece(predicted: list[float], labels: list[float], bins: int) -> float:

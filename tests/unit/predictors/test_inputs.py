@@ -26,6 +26,7 @@ from tests.helpers.damage.refusals import refuses
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
 LAYERS = RecordedLayers([-1], [-3, -2, -1])
+H = 6
 
 
 def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
@@ -105,9 +106,9 @@ def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers):
 @pytest.mark.parametrize("wanted", [[-4], [-1, -2], [-5, -1]])
 def test_what_was_not_recorded_is_refused(wanted):
     says = (
-        r"expected some of the recorded layers \[-3, -2, -1\], in their order, got .* inputs\.targ"
+        r"some of the recorded layers \[-3, -2, -1\], in their order, got .* inputs\.target_layers="
     )
-    refuses(rf"^predictor\.layers: {says}et_layers=", Inputs((), wanted).among, LAYERS)
+    refuses(rf"^predictor\.layers: expected {says}", Inputs((), wanted).among, LAYERS)
 
 
 def test_layers_that_are_none_or_differ_are_refused():
@@ -189,9 +190,6 @@ def test_entropy_of_a_draft_over_part_of_the_vocabulary():
     torch.testing.assert_close(entropy(probs), torch.tensor(1.0397208))
     assert entropy(torch.eye(4)).tolist() == [0.0] * 4
     assert TINY >= torch.finfo(torch.float32).smallest_normal
-
-
-H = 6
 
 
 @pytest.mark.parametrize(("depth", "tied"), [(0, False), (2, False), (2, True)])

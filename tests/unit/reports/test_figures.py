@@ -24,6 +24,8 @@ from serving.schedule import Schedule, write_schedule
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.evaluation.evaluations import chain, drawn, interval, lacks, plain, trace
 
+COUNTS = [[6, 2, 2], [1, 3, 1], [0, 1, 4]]
+
 
 def two(f: torch.Tensor) -> torch.Tensor:
     return torch.stack([1 - f, f], 1)
@@ -94,9 +96,6 @@ def hrad(counts: list[list[int]] | None) -> Checkpoint:
         "provenance": {"data": {"splits": {"test": {"prompts": 7, "rows": 20}}}},
     }
     return Checkpoint(Path("ck/h"), config)
-
-
-COUNTS = [[6, 2, 2], [1, 3, 1], [0, 1, 4]]
 
 
 def test_confusion_is_that_of_the_decision():

@@ -22,6 +22,9 @@ from tests.unit.papers.test_exact import COST
 from tests.unit.reports.test_figures import SCHEDULE, TUNING
 from tests.unit.reports.test_report import LISTED, WITHOUT_INPUT
 
+ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
+TWO_TESTED = {**ONE_EACH, "test": 2}
+
 
 def cold(harvest: Harvest) -> Harvest:
     """Of the same prompts with a greedy target."""
@@ -175,10 +178,6 @@ def test_of_a_sweep_one_head_is_shown(tmp_path, home):
 def unscored(folder: Path, home: Harvest, name: str) -> Checkpoint:
     made = checkpoint(folder, home.folder, name)
     return Checkpoint(folder, {**made.config, "metrics": {"test": {name: {}}}})
-
-
-ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
-TWO_TESTED = {**ONE_EACH, "test": 2}
 
 
 @pytest.mark.parametrize(

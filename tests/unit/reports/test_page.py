@@ -27,6 +27,8 @@ COMMAND = (
     " experiment=specdecpp 'methods=[a,b]'"
 )
 PROMPTS = "abcd"
+NASTY = '<script>alert("http://x")</script>'
+PNG = b"\x89PNG picture"
 
 
 def decoded(seconds: float = 0.5, prompts: str = PROMPTS, temperature: float = 1.0) -> Evaluation:
@@ -169,10 +171,6 @@ def test_calibration_is_that_of_the_checkpoints_decoded_with():
 def test_an_estimate_in_words():
     assert times(Estimate(1.5)) == "1.50 times"
     assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
-
-
-NASTY = '<script>alert("http://x")</script>'
-PNG = b"\x89PNG picture"
 
 
 def a_figure(**changes: Any) -> Figure:

@@ -27,6 +27,8 @@ from reports.viewer.rounds import (
 from reports.viewer.viewer import PROMPT_END, PROMPTS, fragment
 from tests.helpers.decoding.traces import chain, overlapped, plain, tree
 
+NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
+
 
 def of(*found: RoundTrace, rule: Rule = UNKNOWN) -> list[Round]:
     return rounds(Trace(3, [], list(found), prefill_seconds=1.0, seconds=9.0), rule)
@@ -188,9 +190,6 @@ def test_overlap_traces_need_no_rule():
 
 def test_a_request_without_rounds():
     assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
-
-
-NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
 
 
 def request(number: int, method: str) -> Trace:

@@ -22,6 +22,8 @@ from runtime.files import (
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.programs.processes import die, end, forked, wait_for
 
+NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
+
 
 def test_two_writers_of_one_file_never_break_each_other(tmp_path):
     path = tmp_path / "same.json"
@@ -129,9 +131,6 @@ def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(content, ot
         rf"^key: \S+/out holds something else, which would be lost: {other}\. Choose another key="
     )
     refuses(said, refuse_foreign, folder, "other.json", "mark.*", key="key")
-
-
-NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
 
 
 def test_any_name_gives_a_file_name_of_its_own(tmp_path):

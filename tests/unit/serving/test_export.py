@@ -52,6 +52,8 @@ CURVES = PositionMaps(
     Survival(0.75, 0.125, -0.5),
 )
 STS = {"lowest": 0.05, "highest": 20.0, "points": 256, "with_one": True, "bins": 20}
+SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
+SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]
 
 
 def calibration(maps: PositionMaps | None = None, **changed: Any) -> dict[str, Any]:
@@ -282,9 +284,6 @@ def test_costs_of_shorter_drafts_and_of_one_size_are_left_out():
 
 
 # Read by the engines' own code where a CPU can run it, else against what their sources demand -----
-
-SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
-SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]
 
 
 def written(folder: Path, engine: Engine, **changed: Any) -> Export:

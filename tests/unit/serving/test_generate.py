@@ -63,6 +63,7 @@ from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 PROMPT = torch.tensor([[3, 7, 1, 9, 4]])
 Models = tuple[LlamaForCausalLM, LlamaForCausalLM]
+PROMPTS = [torch.tensor([[3 + i, 7, 1, 9, 4 + i]]) for i in range(4)]
 
 
 def own_configs() -> Models:
@@ -444,9 +445,6 @@ def test_what_is_no_draft_of_this_model_or_has_no_weights_is_refused(models):
     with pytest.raises(UserError, match=r"^input_ids: expected tokens, got a tensor on the meta"):
         config = GenerationConfig(max_length=9)
         speculate(empty, PROMPT.to("meta"), draft=draft, generation_config=config)
-
-
-PROMPTS = [torch.tensor([[3 + i, 7, 1, 9, 4 + i]]) for i in range(4)]
 
 
 def answer(model: LlamaForCausalLM, prompt: Tensor = PROMPTS[0], **asked) -> list[int]:

@@ -11,6 +11,7 @@ from decoding.sampling import Sampler, Warp
 
 GREEDY = Warp(0.0)
 NOBODY = frozenset[int]()
+SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 
 
 def model(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
@@ -113,9 +114,6 @@ def test_a_column_is_one_path_at_consecutive_positions(width, ngram):
         assert max(map(len, paths.values())) - 1 == window.depth
         window.step(0, [100 * step + column for column in range(len(places))])
     assert len(window.rows) == ngram - 1 and len(window.rows[0]) == width - 1
-
-
-SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 
 
 @pytest.mark.parametrize("max_length", range(4, 20))

@@ -42,6 +42,8 @@ from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 17, 5]
+PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
+HALF = {"classes": Always(1, Confidence(0.4))}
 
 
 class ByTarget:
@@ -88,9 +90,6 @@ def test_side_by_side_is_as_in_turn(pair, warp, rule):
         prompt = [1 + seed, 2, 3 + seed // 2]
         traces = (each.decode(prompt, 24, Sampler.seeded(seed)) for each in (threaded, serial))
         assert len({tuple(trace.tokens) for trace in traces}) == 1
-
-
-PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
 
 
 def test_classes_see_the_last_verified_position(pair):
@@ -274,9 +273,6 @@ def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_
             if before.row > before.overlap.pending:  # a branch was accepted
                 pending.add(after.overlap.pending)
     assert max(pending) == longest
-
-
-HALF = {"classes": Always(1, Confidence(0.4))}
 
 
 @pytest.mark.parametrize("warp", [GREEDY, OFF])

@@ -24,6 +24,11 @@ from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.cached import close
 
+TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END{% endfor %}"
+PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}END{% endfor %}{% endfor %}"
+SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+STRICT = "{{ raise_exception('no assistant') }}"
+
 
 def pair_config(folder: Path, **changes: Any) -> Pair:
     models = {side: str(folder / side) for side in ("target", "draft")}
@@ -208,12 +213,6 @@ def test_a_cpu_is_named_as_linux_names_it(tmp_path, monkeypatch):
 def test_a_gpu_is_named_by_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert machine.hardware(torch.device("cuda:1")) == "GPU 1"
-
-
-TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END{% endfor %}"
-PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}END{% endfor %}{% endfor %}"
-SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}"
-STRICT = "{{ raise_exception('no assistant') }}"
 
 
 def bytewise(template: str | None = None, eos: str | None = "<eos>") -> PreTrainedTokenizerFast:

@@ -40,6 +40,9 @@ from tests.helpers.models.eagles import (
 from tests.invariant.test_eagle_draft import cache
 
 TEXT = torch.tensor([3, 4, 5, 6, 7, 8])
+PROMPT = torch.randint(1, 32, (12,), generator=torch.Generator().manual_seed(3))
+CLOSE = dict(rtol=1e-5, atol=1e-6)
+KINDS = [*FLAVOURS.items(), ("two_layers", FLAVOURS["each"]), ("qwen3", FLAVOURS["residual"])]
 
 
 def opened(tiny_pair_dir: Path, draft: Path, **settings: object) -> ModelPair:
@@ -272,11 +275,6 @@ def test_what_belongs_to_other_drafts_is_refused(tiny_pair_dir, tmp_path):
         opened(tiny_pair_dir, folder, draft_options={"quantization_config": {"a": 1}})
 
     assert not opened(tiny_pair_dir, tiny_pair_dir / "draft").draft.reads_target, "an ordinary one"
-
-
-PROMPT = torch.randint(1, 32, (12,), generator=torch.Generator().manual_seed(3))
-CLOSE = dict(rtol=1e-5, atol=1e-6)
-KINDS = [*FLAVOURS.items(), ("two_layers", FLAVOURS["each"]), ("qwen3", FLAVOURS["residual"])]
 
 
 def pair_of(name: str, flavour: Flavour, vocabulary: Tensor | None = SAYS) -> ModelPair:

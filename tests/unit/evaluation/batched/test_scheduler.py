@@ -41,6 +41,11 @@ from tests.helpers.data.rollout_tables import sampled_table
 FREE = PerRow(1.0, 0.0, 0.01, 0.0)
 DEAR = PerRow(1.0, 0.2, 0.01, 0.0)  # a row that is accepted with .1 does not pay
 HALF, THREE_QUARTERS = np.full((2, 5, 3), 0.5), np.full((2, 5, 3), 0.75)
+P = np.array([0.6, 0.4])
+Q = np.array([0.5, 0.5])
+SAID = np.array([0.9, 0.2])  # of a drawn token, by what it is
+REJECTED = np.array([1.0, 0.0])  # norm([P - Q]+)
+SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
 
 
 def test_a_budget_by_hand():
@@ -79,12 +84,6 @@ def test_a_stale_budget_is_that_of_two_steps_ago():
     assert [int(policy.lengths(each)[0]) for each in (unsure, unsure, sure, sure)] == [1, 1, 0, 0]
 
 
-P = np.array([0.6, 0.4])
-Q = np.array([0.5, 0.5])
-SAID = np.array([0.9, 0.2])  # of a drawn token, by what it is
-REJECTED = np.array([1.0, 0.0])  # norm([P - Q]+)
-
-
 def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
     """[2, 2], the law of the next two tokens when so many of `draft` are verified token-wise."""
     law = np.outer(P, P) if verified == 0 else np.zeros((2, 2))
@@ -97,9 +96,6 @@ def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
         law[draft[0]] += accepted[draft[0]] * second
         law += (1 - accepted[draft[0]]) * np.outer(REJECTED, P)
     return law
-
-
-SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
 
 
 def joint_law(

@@ -35,6 +35,7 @@ from tests.helpers.data.rollout_tables import sampled_table
 from tests.helpers.training.checkpoints import write_checkpoint
 
 GAMMA = 6
+COSTS = [cost_table(1.0, 5.0, row=row) for row in (0.0, 0.02, 0.3)]
 
 
 def table_of(differs: list[list[bool]], gamma: int = GAMMA) -> RolloutTable:
@@ -271,9 +272,6 @@ def test_an_interval_covers_the_ratio_of_sums():
         covered += found.low <= 2 <= found.high
     assert covered >= 52
     assert tuning.ratio(np.ones(1), np.ones(1)) == (1, None, None), "one prompt has none"
-
-
-COSTS = [cost_table(1.0, 5.0, row=row) for row in (0.0, 0.02, 0.3)]
 
 
 def table(seed: int = 0) -> RolloutTable:

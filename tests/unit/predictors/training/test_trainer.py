@@ -20,6 +20,7 @@ SETTINGS |= {"accumulate": 2, "warmup_ratio": 0.1}
 GOLDEN = [0.591, 0.510, 0.458, 0.429, 0.423]
 Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
 cross_entropy = partial(smoothed_cross_entropy, smoothing=0.0)
+F = torch.tensor([[0.2, 0.8], [0.7, 0.3]]).log()  # logits of f = .8 and f = .3
 
 
 def problem() -> tuple[Items, Items]:
@@ -126,9 +127,6 @@ def test_cosine_warms_up_then_falls_to_zero():
 def test_a_diverging_run_says_so():
     with pytest.raises(UserError, match="trainer.lr"):
         fit(Trainer(**SETTINGS), lambda logits, y: (logits.sum()[None] * math.nan, torch.ones(1)))
-
-
-F = torch.tensor([[0.2, 0.8], [0.7, 0.3]]).log()  # logits of f = .8 and f = .3
 
 
 def soft_bce(logits: torch.Tensor, s: torch.Tensor) -> float:
