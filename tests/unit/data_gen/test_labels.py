@@ -10,14 +10,7 @@ from torch.nn.functional import one_hot
 
 from data_gen.answers import compare
 from data_gen.columns import OwnTokens, Warps
-from data_gen.labels import (
-    acceptance,
-    accepted_length,
-    drafted_length,
-    overlap,
-    siblings,
-    top_tokens,
-)
+from data_gen.labels import acceptance, accepted_length, overlap, siblings, top_tokens
 from data_gen.statistics import given_row, surprisal, surprisal_lines, warning
 from decoding.picking import pick
 from decoding.sampling import Warp
@@ -25,35 +18,18 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
-from predictors.features.draft_statistics import entropy
 from predictors.hrad import class_chances, class_of_length, length_chances, round_length
 
 COUNT, VOCAB, END, MOST = 400, 60, 0, 40
 Bend = Callable[[Tensor], Tensor]
 
 
-def test_acceptance_is_capped_at_one():
+def test_acceptance_is_capped_at_one_and_overlap_is_its_mean():
     p, q = torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])
     assert acceptance(p, q).tolist() == [0.25, 1.0, 0.0]
-
-
-def test_overlap_is_the_mean_acceptance_of_a_draw():
     p, q = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
     assert overlap(p, q).item() == pytest.approx((q * acceptance(p, q)).sum().item())
     assert overlap(p, q).item() == pytest.approx(0.5)
-
-
-def test_entropy_of_a_distribution_with_zeros():
-    distributions = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    torch.testing.assert_close(entropy(distributions), torch.tensor([0.6931472, 0.0]))
-
-
-def test_drafting_ends_with_the_first_end_token():
-    rollouts = torch.tensor([[1, 2, 3], [1, 0, 3], [0, 0, 0], [1, 2, 9]])
-    assert drafted_length(rollouts, {0, 9}).tolist() == [3, 2, 1, 3]
-    ones = torch.ones(2, 4)
-    assert accepted_length(ones, torch.zeros(2, 4), torch.tensor([4, 2])).tolist() == [4, 2]
-    assert accepted_length(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([2])).tolist() == [0]
 
 
 def test_round_lengths_and_classes():
@@ -90,6 +66,7 @@ def test_a_greedy_target_has_no_coins():
     accept = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
     drafted = torch.tensor([3, 3, 3, 2])
     accepted = accepted_length(accept, torch.full((4, 3), 0.5), drafted)
+    assert torch.equal(accepted_length(accept, torch.zeros(4, 3), drafted), accepted)
     for gamma in (1, 2, 3):
         lengths = round_length(accepted, drafted, gamma)
         chances = length_chances(accept, drafted, gamma)

@@ -157,9 +157,8 @@ def test_missing_humaneval_says_what_to_install(monkeypatch):
 def test_hub_reads_a_named_column(monkeypatch):
     rows = datasets.Dataset.from_list([{"question": "one?"}, {"question": "two?"}])
     asked: list[object] = []
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *a, **more: asked.append((a, more)) or rows
-    )
+    loading = lambda *given, **more: asked.append((given, more)) or rows  # noqa: E731
+    monkeypatch.setattr(datasets, "load_dataset", loading)
     hub = cfg("hub", hub_id="owner/set", field="question")
     expected = [Prompt(f"hub-{n}", "hub", "", f"{word}?") for n, word in enumerate(("one", "two"))]
     assert load_prompts(hub) == expected

@@ -25,9 +25,7 @@ from tests.helpers.data.datasets import SAMPLED
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.unit.decoding.models.test_loading import bytewise as byte_tokenizer
 
-PROMPTS = [
-    Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
-]
+PROMPTS = [Prompt(f"p{n}", "toy", "", f"w{n + 1} w2 w3", chat=False) for n in range(4)]
 NO_TEXT = r"line 2 has a response that is no text"
 NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 
@@ -55,19 +53,14 @@ def lines(**changed: Any) -> list[Any]:
 
 
 def test_text_and_ids_are_read_with_blank_lines_and_strangers(tmp_path, pair):
-    rows = [
-        *lines(response=None, response_tokens=[7, 8, EOS, 9]),
-        "",
-        {"id": "other", "response": "w1"},
-    ]
-    rows[2]["finish_reason"] = "stop"
-    rows[3]["finish_reason"] = "length"
+    rows = lines(response=None, response_tokens=[7, 8, EOS, 9])
+    rows += ["", {"id": "other", "response": "w1"}]
+    rows[2]["finish_reason"], rows[3]["finish_reason"] = "stop", "length"
     given = fetch(write(tmp_path / "a.jsonl", *rows))
     requests = make_requests(PROMPTS, pair, 20, 0.2, 0.2)
     read = [request.response for request in with_responses(requests, given, pair, 18)]
-    assert [each.tolist() for each in read if each is not None] == [
-        *([5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6])
-    ]
+    expected = [[5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6]]
+    assert [each.tolist() for each in read if each is not None] == expected
     assert Generated().fetch(PROMPTS, SAMPLED, tmp_path, ask=True) is None
     unanswered = with_responses(requests, None, pair, 18)
     assert [request.response for request in unanswered] == [None] * len(PROMPTS)
@@ -81,11 +74,8 @@ def test_other_files_with_the_same_rows(tmp_path):
     prompts = [Prompt("7", "toy", "", "w1 w2")]
     assert list(ResponseFile(str(numbered)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
     table = write(tmp_path / "answers.csv", "id,response", "p0,w5")
-    for bad, says in (
-        (table, ".*answers\\.csv is CSV, expected"),
-        (tmp_path / "none", "there is no"),
-    ):
-        refuses(rf"^responses\.path: {says}", fetch, bad)
+    refuses(r"^responses\.path: .*answers\.csv is CSV, expected", fetch, table)
+    refuses(r"^responses\.path: there is no", fetch, tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -100,9 +90,8 @@ def test_other_files_with_the_same_rows(tmp_path):
     ],
 )
 def test_a_response_is_cut(content, finished, expected, pair):
-    assert (
-        response_ids(ExternalResponse("p1", content, finished, "x"), pair, 6).tolist() == expected
-    )
+    given = ExternalResponse("p1", content, finished, "x")
+    assert response_ids(given, pair, 6).tolist() == expected
 
 
 def chatting() -> ModelPair:
@@ -114,17 +103,14 @@ def chatting() -> ModelPair:
 
 
 STOP = {"finish_reason": "stop"}
-STOPPED = [
-    *((None, [3, 7]), (6, [3, 6]), (0, [3, EOS]), (9, [3]), ("w4", [3]), ("w6", [3, 6])),
-    ("unheard", [3]),
-]
+STOPPED = {None: [3, 7], 6: [3, 6], 0: [3, EOS], 9: [3], "w4": [3], "w6": [3, 6], "unheard": [3]}
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         ({"response": "w3", **STOP}, [3, 7]),
-        *(({"response": "w3", **STOP, "stop_reason": reason}, ids) for reason, ids in STOPPED),
+        *(({"response": "w3", **STOP, "stop_reason": why}, ids) for why, ids in STOPPED.items()),
         *(({"response": "w3", "finish_reason": reason}, [3]) for reason in ("length", None)),
         ({"response_tokens": [3], **STOP}, [3, 7]),
         ({"response_tokens": [3, 6], **STOP}, [3, 6]),

@@ -356,12 +356,12 @@ def test_a_file_of_somebody_else_is_left_as_it_is(content, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
+    "bad", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
 )
-def test_what_could_not_be_read_again_is_not_written(answer, tmp_path):
+def test_what_could_not_be_read_again_is_not_written(bad, tmp_path):
     with open_log(tmp_path, {}) as log:
         log.append(PROMPTS[0], {"response": "w5"})
-        refuses(r"^responses\.url: .*line 2 ", log.append, PROMPTS[1], answer)
+        refuses(r"^responses\.url: .*line 2 ", log.append, PROMPTS[1], bad)
     with open_log(tmp_path, {}) as log:
         assert list(log.responses) == ["p0"]
 

@@ -50,9 +50,8 @@ def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft():
     cost = yaml.safe_load((ROOT / "conf/batch_cost/h100_smollm2.yaml").read_text())
     with safe_open(ROOT / "pairs/smollm2/eagle_layers.safetensors", "pt") as file:
         sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}
-    kept = [
-        size[0] for name, size in sizes.items() if name.endswith(("k_proj.weight", "v_proj.weight"))
-    ]
+    states = ("k_proj.weight", "v_proj.weight")
+    kept = [size[0] for name, size in sizes.items() if name.endswith(states)]
     assert cost["draft_state"] == 2 * sum(kept)
     weights = sum(map(prod, sizes.values())) + 8192 * sizes["model.norm.weight"][0]
     assert cost["draft_weights"] == pytest.approx(weights / 1e9, abs=1e-4)

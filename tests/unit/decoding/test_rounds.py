@@ -47,6 +47,7 @@ GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 2, 1, 0, 4, 3, 2, 1]
 Build = Callable[..., Any]
 WIDTH, LAYERS = 24, (-3, -1)
+DRAFTS = [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
 
 
 def pair(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
@@ -107,9 +108,8 @@ def test_rounds_of_a_chain_add_up():
         assert len(r.draft_q) == len(r.draft_tokens) == r.draft_forwards
         assert all(0 < q <= 1 for q in r.draft_q)
     assert models.draft.forwards == sum(r.draft_forwards for r in trace.rounds) + 1
-    short = serial(Chain(2), Fixed(9), TokenVerifier())(pair()).decode(
-        PROMPT, 20, Sampler.seeded(0)
-    )
+    engine = serial(Chain(2), Fixed(9), TokenVerifier())(pair())
+    short = engine.decode(PROMPT, 20, Sampler.seeded(0))
     assert max(len(r.draft_tokens) for r in short.rounds) == 2, "what the structure allows"
 
 
@@ -147,12 +147,9 @@ def test_an_accepted_eos_has_no_bonus_token(name):
 def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
     engine = ENGINES[name](pair(max_length=8), GREEDY)
     assert len(engine.decode([1, 2, 3], 99, Sampler.seeded(0)).tokens) == 5
-    for prompt, most, key in [
-        ([], 5, "prompt: empty"),
-        ([1] * 8, 5, "max_length"),
-        ([1], 0, "new_"),
-    ]:
-        refuses(key, engine.decode, prompt, most, Sampler.seeded(0))
+    refuses("prompt: empty", engine.decode, [], 5, Sampler.seeded(0))
+    refuses("max_length", engine.decode, [1] * 8, 5, Sampler.seeded(0))
+    refuses("new_", engine.decode, [1], 0, Sampler.seeded(0))
 
 
 @every_engine
@@ -255,9 +252,7 @@ class Watching(Never):
         self.seen = [*getattr(self, "seen", []), context]
 
 
-@pytest.mark.parametrize(
-    "structure", [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
-)
+@pytest.mark.parametrize("structure", DRAFTS)
 def test_rules_see_the_last_verified_position_after_any_draft(structure):
     models, stop = pair(), Watching()
     engine = serial(structure, stop, RrswVerifier())(models)

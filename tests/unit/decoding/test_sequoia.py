@@ -67,9 +67,8 @@ def deepest(parents: list[int]) -> int:
 
 
 def direct_sum(shape: Shape, acceptance: list[float]) -> float:
-    return 1 + sum(
-        a * direct_sum(child, acceptance) for a, child in zip(acceptance, shape, strict=False)
-    )
+    of_children = zip(acceptance, shape, strict=False)
+    return 1 + sum(a * direct_sum(child, acceptance) for a, child in of_children)
 
 
 @pytest.mark.parametrize("acceptance", VECTORS)
@@ -181,11 +180,9 @@ def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize("case", range(12))
 @pytest.mark.few(3)
 def test_acceptance_of_each_sibling(case):
-    p, q = list(instances())[case]
-    n = 20_000
-    found = sibling_acceptance(
-        p.expand(n, -1), q.expand(n, -1), 4, torch.Generator().manual_seed(case)
-    )
+    (p, q), n = list(instances())[case], 20_000
+    generator = torch.Generator().manual_seed(case)
+    found = sibling_acceptance(p.expand(n, -1), q.expand(n, -1), 4, generator)
     exact = torch.tensor(exact_acceptance(p, q, 4), dtype=torch.float64)
     assert found[:, 0].max() - found[:, 0].min() < 1e-12
     noise = 4.5 * found.std(0) / n**0.5 + 1e-12
@@ -193,13 +190,9 @@ def test_acceptance_of_each_sibling(case):
     assert found.sum(1).max() <= 1 + 1e-9 and not found.isnan().any()
 
 
-def test_cost_is_linear_between_measurements():
+def test_cost_is_linear_between_measurements_and_beyond_them_the_mean_of_the_others():
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (1, 2, 3, 6, 9)] == [1.0, 1.5, 2.0, 5.0, 8.0]
-
-
-def test_rows_beyond_the_last_measured_one_cost_the_mean_of_the_others():
-    cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (9, 10, 20)] == pytest.approx([8.0, 8 + 7 / 8, 8 + 11 * 7 / 8])
     assert MeasuredCost([2, 4], [3.0, 2.0]).of(np.array([1, 4, 9])).tolist() == [3.0, 2.0, 2.0]
     assert MeasuredCost([1], [3.0])(20) == 3.0, "of one measurement, no slope"

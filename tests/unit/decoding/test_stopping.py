@@ -146,10 +146,8 @@ def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
 @pytest.mark.parametrize(("weight", "pays"), [(0.0, False), (1.0, True)])
 def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(weight, pays, tmp_path):
     target, noise = (random_table(8, seed, concentration=0.3) for seed in (1, 2))
-    pair = SimpleNamespace(
-        target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight))
-    )
-    draft, loss = 0.3, 0.05
+    models = {"target": TableLM(target), "draft": TableLM(mixed_table(target, noise, weight))}
+    pair, draft, loss = SimpleNamespace(**models), 0.3, 0.05
     rule = stop_loss(tmp_path, draft, loss)
     engine = SerialEngine(pair, Chain(9), rule, TokenVerifier(), Warp(), Warp())
     for seed in range(8):
@@ -291,12 +289,11 @@ class FixedClass:
         return torch.nn.functional.one_hot(torch.tensor([self.outcome]), 3).float()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "eps", "count"), [(0, 0.0, 0), (1, 0.5, 1), (1, 0.1, 4), (2, 0.5, 4)]
-)
-def test_hrad_class_decides(tmp_path, outcome, eps, count):
+@pytest.mark.parametrize("given", [(0, 0.0, 0), (1, 0.5, 1), (1, 0.1, 4), (2, 0.5, 4)])
+def test_hrad_class_decides(tmp_path, given):
     """The scripted distributions are uniform on 4 tokens: confidence 0.25 is below eps 0.5 and
     above 0.1."""
+    outcome, eps, count = given
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), Confidence(eps))
     stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
     assert hrad_drafted(stop, VERIFIED) == count

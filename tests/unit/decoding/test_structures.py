@@ -3,6 +3,7 @@ would."""
 
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,7 @@ from decoding.draft_tree import DraftStep, DraftTree
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule
 from decoding.models.table_lm import Table, TableLM, random_table
-from decoding.sampling import (
-    Sampler,
-    SiblingSampler,
-    Warp,
-    hub_pair,
-    iid,
-    top_tokens,
-    without_replacement,
-)
+from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
@@ -43,7 +36,7 @@ EOS = frozenset({4})
 
 def grown(
     structure: DraftStructure,
-    siblings: SiblingSampler = without_replacement,
+    siblings: Any = without_replacement,
     stop: StopRule | None = None,
     *,
     table: Table = TABLE,

@@ -24,9 +24,7 @@ from runtime.json_lines import with_checksum
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain, trace
 
-REQUESTS = [
-    Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n]), "test") for n in range(3)
-]
+REQUESTS = [Request(f"p{n}", ("even", "odd")[n % 2], torch.tensor([n]), "test") for n in range(3)]
 RESUME = "x.resume"
 
 
@@ -95,9 +93,8 @@ def test_progress_needs_no_bar(tmp_path, monkeypatch):
 
 def test_a_journal_keeps_time_lines(tmp_path):
     whole = decoded(4)
-    whole.rounds[0].overlap = StageTrace(
-        "branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)]
-    )
+    spans = [Span("draft", "keep", 0.25, 0.5, 3)]
+    whole.rounds[0].overlap = StageTrace("branch", 1, 2, 3, 0, [[1]], 2, 1, spans)
     with Journal(tmp_path / RESUME, Trace) as journal:
         journal.add("a", {"b": whole})
     with Journal(tmp_path / RESUME, Trace) as journal:

@@ -20,6 +20,7 @@ from tests.helpers.device.pretend_device import pretend
 from tests.invariant.test_harvest import GREEDY, RECIPE, some_requests
 
 PROMPTS = [torch.tensor([3, 7, 1, 9, 4]), torch.tensor([5, 2])]
+PLAIN_SPEED = {"rate": 20.0, "outside": 0.25}
 TOKENS = 8
 NOUGHT, INFINITE = torch.zeros(1), torch.full((2,), -float("inf"))
 HIDDEN, LAYERS, HEADS, DIM, WIDE, LENGTH = 64, 6, 2, 16, 128, 3000
@@ -156,10 +157,7 @@ def test_a_page_says_what_was_found_the_answer_first():
         "command": "python scripts/check_device.py",
         "setup": {"threads": 2},
         "agreement": {name: asdict(each) for name, each in equal.items()},
-        "speeds": {
-            "generate": {"rate": 10.0, "outside": None},
-            "plain": {"rate": 20.0, "outside": 0.25},
-        },
+        "speeds": {"generate": {"rate": 10.0, "outside": None}, "plain": PLAIN_SPEED},
         "memory": {"cuda:0": 3 * 10**9},
         "skipped": ["two devices: this machine has no second GPU"],
         "verdict": check.verdict(equal),

@@ -143,10 +143,8 @@ def test_means_are_over_contexts_which_are_spread():
 def test_beyond_the_context_of_the_draft_nothing_is_drafted():
     models, whole = pair(), pair()
     models.draft.max_length = 8
-    kinds = [
-        dict(along({"a": chain(one, gamma=2)}, one, TEXT, Plan(8, 2, 0))) for one in (models, whole)
-    ]
-    short, long = ({n: found["a"] for n, found in kind.items()} for kind in kinds)
+    kinds = [along({"a": chain(m, gamma=2)}, m, TEXT, Plan(8, 2, 0)) for m in (models, whole)]
+    short, long = ({n: found["a"] for n, found in kind} for kind in kinds)
     assert {n for n in short if short[n].accepted} == {n for n in short if n < 8}
     assert {n for n in short if short[n] == long[n]} == {n for n in short if n <= 6}
     assert all(short[n].tokens == 1 for n in short if n >= 8)

@@ -13,12 +13,6 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.sampling import Sampler, Warp
 from decoding.trace import Trace
 from evaluation.baselines import generate
-from evaluation.baselines.generate import (
-    GenerateEngine,
-    compiled_settings,
-    not_compiled,
-    warp_settings,
-)
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
@@ -31,22 +25,18 @@ TWO = {
 }
 DYNAMIC = {**TWO, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 HEURISTIC = {**TWO, "num_assistant_tokens_schedule": "heuristic_transient"}
-METHODS: list[tuple[bool, dict[str, Any]]] = [
-    (False, {}),
-    (True, TWO),
-    (False, {"prompt_lookup_num_tokens": 3}),
-]
+METHODS: Any = [(False, {}), (True, TWO), (False, {"prompt_lookup_num_tokens": 3})]
 
 
 def engine(
     warp: Warp, assistant: bool = False, settings: Any = NONE, eos: frozenset[int] = frozenset()
-) -> GenerateEngine:
+) -> generate.GenerateEngine:
     target, draft = tiny_models()
     for model in (target, draft):  # what a model folder may say must not count
-        model.generation_config = GenerationConfig(
-            do_sample=True, top_k=3, temperature=0.2, eos_token_id=7
-        )
-    return GenerateEngine(target.eval(), draft.eval() if assistant else None, warp, eos, settings)
+        said = {"do_sample": True, "top_k": 3, "temperature": 0.2, "eos_token_id": 7}
+        model.generation_config = GenerationConfig(**said)
+    models = target.eval(), draft.eval() if assistant else None
+    return generate.GenerateEngine(*models, warp, eos, settings)
 
 
 def decoded(used: Any, prompt: torch.Tensor = PROMPT, count: int = 20, seed: int = 1) -> Trace:
@@ -67,9 +57,7 @@ def test_greedy_output_is_that_of_our_plain_decoding(assistant, settings):
 
 @pytest.mark.parametrize(("assistant", "settings"), [*METHODS, (True, DYNAMIC), (True, HEURISTIC)])
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
-def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
-    warp, assistant, settings
-):
+def test_a_round_is_a_forward_and_no_forward_is_for_the_prompt_alone(warp, assistant, settings):
     """So accepted tokens per round are those per verified draft: where there are drafts, the first
     forward has one."""
     used, rows = engine(warp, assistant, settings), list[int]()
@@ -121,8 +109,8 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp, monkeypatc
     after the first."""
     # torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked
     monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
-    plain, compiled = engine(warp), engine(warp, settings=compiled_settings(30))
-    assert not_compiled(compiled, PROMPT) is None
+    plain, compiled = engine(warp), engine(warp, settings=generate.compiled_settings(30))
+    assert generate.not_compiled(compiled, PROMPT) is None
     for prompt, count in ((PROMPT, 20), (PROMPT.repeat(2), 20), (PROMPT[:2], 3)):
         with torch.compiler.set_stance("fail_on_recompile"):
             found = decoded(compiled, prompt, count)
@@ -132,12 +120,12 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp, monkeypatc
 @pytest.mark.slow
 def test_code_is_compiled_or_a_line_says_why_not():
     def why(settings: Any) -> str | None:
-        return not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
+        return generate.not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
 
-    assert why(compiled_settings(20)) is None
+    assert why(generate.compiled_settings(20)) is None
     torch.compiler.reset()
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
-        line = why(compiled_settings(20))
+        line = why(generate.compiled_settings(20))
     assert line is not None and "C++ compiler" in line and "\n" not in line
     line = why({})  # transformers goes on without a word
     assert line is not None and "transformers" in line
@@ -151,8 +139,8 @@ def test_a_seed_is_a_response():
 
 def test_no_filter_is_no_filter():
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert warp_settings(Warp(1.0)) == sampled
-    assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
+    assert generate.warp_settings(Warp(1.0)) == sampled
+    assert generate.warp_settings(Warp(0.0, 5)) == {"do_sample": False}
     with pytest.raises(UserError, match="engine.settings: .*cache_implementation"):
         engine(Warp(1.0), settings={"cache_implementation": "none"})
 

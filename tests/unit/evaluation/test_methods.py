@@ -26,13 +26,13 @@ METHOD = {
     "structure": {"_target_": REPLAYED["structure"], "gamma_max": 8},
     "stop": STOP,
 }
-PLAIN = {
-    "_target_": "decoding.engines.autoregressive.AutoregressiveEngine",
-    "warp": {"temperature": 0.0},
-}
+AUTOREGRESSIVE = "decoding.engines.autoregressive.AutoregressiveEngine"
+PLAIN = {"_target_": AUTOREGRESSIVE, "warp": {"temperature": 0.0}}
+F32 = "torch.float32"
+MIXED = {"target": "torch.bfloat16", "draft": F32}
 HERE = {
     "hardware": {"target": "Xeon", "draft": "Xeon"},
-    "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
+    "dtypes": {"target": F32, "draft": F32},
     "threads": 2,
     "versions": {"torch": "2.9"},
 }
@@ -96,7 +96,7 @@ def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for(
         ({"threads": 1}, "threads 1, here 2"),
         ({"hardware": {"target": "H200", "draft": "H200"}}, "hardware H200, here Xeon"),
         (
-            {"dtypes": {"target": "torch.bfloat16", "draft": "torch.float32"}},
+            {"dtypes": MIXED},
             "dtypes target torch.bfloat16, draft torch.float32, here torch.float32",
         ),
     ],

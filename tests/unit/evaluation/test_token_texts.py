@@ -28,9 +28,8 @@ def test_every_token_that_occurs_is_saved(tmp_path):
 
 def test_texts_keep_their_spaces():
     """Where decoding a token alone drops them, too."""
-    backend = Tokenizer(
-        models.WordLevel({"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}, unk_token="c")
-    )
+    words = {"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}
+    backend = Tokenizer(models.WordLevel(words, unk_token="c"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)

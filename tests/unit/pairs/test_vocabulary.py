@@ -42,10 +42,9 @@ def test_texts_are_cut_after_so_many_response_tokens():
     assert [len(text.response) for text in shortened(TEXTS, 99)] == [8, 2]
 
 
-@pytest.mark.parametrize(
-    "warps", [(Warp(), Warp()), (Warp(0.0), Warp(0.0)), (Warp(0.7), Warp(1.2))], ids=str
-)
-def test_fit_is_that_of_the_draft_with_this_vocabulary(warps):
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.0, 0.0), (0.7, 1.2)], ids=str)
+def test_fit_is_that_of_the_draft_with_this_vocabulary(temperatures):
+    warps = tuple(map(Warp, temperatures))
     found = fits(tiny_pair(), TEXTS, [TOKENS, torch.arange(VOCAB)], warps)
     for fit, tokens in zip(found, (TOKENS, torch.arange(VOCAB)), strict=True):
         assert astuple(fit) == pytest.approx(plainly(limited(tokens), tokens, warps), abs=1e-5)

@@ -236,17 +236,15 @@ def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair, overlap, setti
 
 
 def test_an_idle_worker_is_a_bubble(pair):
-    traces = [
-        engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed))
-        for seed in range(1, 6)
-    ]
+    in_turn = engine(pair, overlap=False)
+    traces = [in_turn.decode([2, seed], 30, Sampler.seeded(seed)) for seed in range(1, 6)]
     shares = {name: each.value for name, each in summary(timed({"m": traces}))["m"].items()}
     idle = shares["target idle"] + shares["draft idle"]
     assert 1 < idle < 2, "in turn at most one is busy"
     assert sum(shares[f"class {which}"] for which in ("none", "some", "all")) == pytest.approx(1)
     assert 0 < shares["waste"] and 0 < shares["draft stages"] < 1
-    in_turn = 1 - shares["draft"] - shares["target"]
-    assert shares["overhead"] == pytest.approx(in_turn), "as for any engine that runs in turn"
+    outside = 1 - shares["draft"] - shares["target"]
+    assert shares["overhead"] == pytest.approx(outside), "as for any engine that runs in turn"
     assert shares["overhead"] > idle - 1, "a job of the draft's includes drawing"
 
 

@@ -157,9 +157,7 @@ def test_a_layer_that_is_not_plain_is_refused():
         model.hf_device_map = {"a": "cpu", "b": "disk"}
 
 
-@pytest.mark.parametrize(
-    "draft_warp", [Warp(), Warp(0.0), Warp(0.7, top_k=20), Warp(top_p=0.8)], ids=str
-)
+@pytest.mark.parametrize("draft_warp", [Warp(), Warp(0.0), Warp(0.7, 20), Warp(top_p=0.8)], ids=str)
 def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(draft_warp, tiny_pair_dir, file):
     pair, greedy = loaded(tiny_pair_dir, file), Warp(0.0)
     expected = AutoregressiveEngine(pair, greedy).decode(PROMPT, 24, Sampler.seeded(0)).tokens

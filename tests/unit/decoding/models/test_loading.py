@@ -201,9 +201,8 @@ def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir, monkeypatch
 
 
 def test_a_cpu_is_named_as_linux_names_it(tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text(
-        "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
-    )
+    text = "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
+    (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.hardware(torch.device("cpu")) == "Fast CPU @ 3 GHz"
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nowhere")

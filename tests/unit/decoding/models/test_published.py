@@ -172,9 +172,10 @@ def rope(folder: Path, **values: object) -> None:
     inner(folder, rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | values)
 
 
+SLIDING, TYPES = {"sliding_window": 16}, "bfloat16, float16 or float32"
 WEIGHTS, WINDOW = "model.safetensors", "the whole context of 96 tokens, got sliding_window 16"
 NAMED = "eagle_aux_hidden_state_layer_ids"
-NO_LLAMA = "its config.json is none of a Llama's"
+NO_LLAMA, FC = "its config.json is none of a Llama's", "fc.weight"
 ANOTHER: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (change, {"speculators_model_type": "mlp"}, "a speculator of kind eagle3, got 'mlp'"),
     (change, {"norm_before_fc": True, "fc_norm": True}, "norm_before_fc or fc_norm .* got both"),
@@ -189,14 +190,9 @@ ANOTHER: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (inner, {"attention_multiplier": 0.1}, "no attention_multiplier .* got 0.1"),
     (inner, {"final_logit_softcapping": 30.0}, "no final_logit_softcapping .* got 30"),
     (inner, {"num_hidden_layers": 2}, "num_hidden_layers 1, as its weights have .* got 2"),
-    (inner, {"sliding_window": 16}, f"{WINDOW}.* Set pair.max_length"),
-    (inner, {"sliding_window": 16, "use_sliding_window": None}, WINDOW),
-    (inner, {"sliding_window": 16, "use_sliding_window": True}, WINDOW),
-    (
-        inner,
-        {"sliding_window": 16, "use_sliding_window": False, "layer_types": ["sliding_attention"]},
-        WINDOW,
-    ),
+    (inner, SLIDING, f"{WINDOW}.* Set pair.max_length"),
+    *((inner, {**SLIDING, "use_sliding_window": use}, WINDOW) for use in (None, True)),
+    (inner, {**SLIDING, "use_sliding_window": False, "layer_types": ["sliding_attention"]}, WINDOW),
     (inner, {"rope_parameters": {"full_attention": {"rope_theta": 500.0}}}, "the same for all"),
     (inner, {"rope_theta": 500.0}, "rope_parameters alone .* got other values in rope_theta"),
     (inner, {"vocab_size": 40}, "vocab_size 32, as of pair.target, got 40"),
@@ -204,26 +200,10 @@ ANOTHER: list[tuple[Callable[..., None], dict[str, Any], str]] = [
     (inner, {"num_attention_heads": 0}, NO_LLAMA),
     (inner, {"num_attention_heads": -1}, rf"{NO_LLAMA} \(num_attention_heads -1\)"),
     (rope, {"partial_rotary_factor": 0.5}, "partial_rotary_factor of an even number of 6 .* got 0"),
-    (
-        rope,
-        {"rope_type": "dynamic", "factor": 2.0},
-        "a rope_type of default, linear, llama3, yarn .* got dynamic",
-    ),
-    (
-        reshape,
-        {"fc.weight": torch.zeros(24, 72, dtype=torch.int8)},
-        r"fc.weight in bfloat16, float16 or float32, got int8 of shape \[24, 72\]",
-    ),
-    (
-        reshape,
-        {"lm_head.weight": torch.tensor(1.0)},
-        r"lm_head.weight in bfloat16, .* got float32 of shape \[\]",
-    ),
-    (
-        reshape,
-        {"fc.weight": torch.zeros(24, 96)},
-        r"fc.weight of shape \[24, 72\] for pair.target, got \[24, 96\]",
-    ),
+    (rope, {"rope_type": "dynamic", "factor": 2.0}, "of default, linear, llama3, yarn .* dynamic"),
+    (reshape, {FC: torch.zeros(24, 72).char()}, rf"{FC} in {TYPES}, got int8 of shape \[24, 72\]"),
+    (reshape, {"lm_head.weight": torch.tensor(1.0)}, rf"in {TYPES}, got float32 of shape \[\]"),
+    (reshape, {FC: torch.zeros(24, 96)}, rf"{FC} of shape \[24, 72\] .*target, got \[24, 96\]"),
     (reshape, {"norm.weight": None}, r"norm.weight of shape \[24\] for pair.target, got None"),
     (reshape, {"d2t": None}, "expected d2t, for its output layer has 16"),
     (reshape, {"d2t": torch.zeros(3).long()}, r"d2t with 16 .* got torch.int64 of shape \[3\]"),
@@ -237,9 +217,7 @@ ANOTHER: list[tuple[Callable[..., None], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "values", "message"), ANOTHER)
-def test_what_is_damaged_or_of_another_target_is_one_line(
-    damage, values, message, tiny_pair_dir, tmp_path
-):
+def test_damage_and_another_target_are_one_line(damage, values, message, tiny_pair_dir, tmp_path):
     folder = written(tmp_path / "d", "plain", "speculators")
     damage(folder, **values)
     refuses(rf"^pair\.draft: .*{message}", opened, tiny_pair_dir, folder)
@@ -250,9 +228,7 @@ class Evil:
         return exec, ("raise SystemExit('it was run')",)
 
 
-def test_a_pickle_of_the_older_kind_is_read_and_others_are_a_line_and_not_run(
-    tiny_pair_dir, tmp_path
-):
+def test_an_older_pickle_is_read_and_others_are_a_line_and_not_run(tiny_pair_dir, tmp_path):
     folder = written(tmp_path / "draft", "usual", "safeailab")
     path = folder / "pytorch_model.bin"
     state = torch.load(path, weights_only=True)

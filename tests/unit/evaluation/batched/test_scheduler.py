@@ -98,9 +98,7 @@ def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
     return law
 
 
-def joint_law(
-    before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH, said: np.ndarray = SAID
-) -> np.ndarray:
+def joint_law(before: bool, lag: int, seconds: Any = SMOOTH, said: Any = SAID) -> np.ndarray:
     """[2, 2, 2, 2], of the next two tokens of two requests that share a budget."""
     law = np.zeros((2, 2, 2, 2))
     for first in product(range(2), repeat=2):
