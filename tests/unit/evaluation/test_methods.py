@@ -95,10 +95,7 @@ def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for(
         ({"versions": {"torch": "2.5"}, "machine": "another"}, None),
         ({"threads": 1}, "threads 1, here 2"),
         ({"hardware": {"target": "H200", "draft": "H200"}}, "hardware H200, here Xeon"),
-        (
-            {"dtypes": MIXED},
-            "dtypes target torch.bfloat16, draft torch.float32, here torch.float32",
-        ),
+        ({"dtypes": MIXED}, f"dtypes target torch.bfloat16, draft {F32}, here {F32}"),
     ],
 )
 def test_thresholds_of_another_machine_come_with_a_warning(there, words):

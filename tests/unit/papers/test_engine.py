@@ -146,12 +146,10 @@ def test_times_of_specbranch_are_of_its_comparison():
     assert figure.column("method") == ["specbranch", "fixed", "autoregressive"]
 
 
-def specbranch(
-    eps: float = 0.2, candidates: int = 2, stop: str = "hrad", pre_verify: bool = False
-) -> dict:
+def specbranch(eps: float = 0.2, candidates: int = 2, stop: str = "hrad") -> dict:
     return method(
         *("overlapped", "branch_point", "token", stop),
-        engine={"pre_verify": pre_verify},
+        engine={"pre_verify": stop == "never"},
         structure={"gamma_max": 3, "candidates": candidates},
         stop={"confidence": {**CONFIDENCE, "threshold": eps}} if stop == "hrad" else {},
     )
@@ -159,7 +157,7 @@ def specbranch(
 
 METHODS = {
     "fixed": method("serial", "chain", "token", "fixed"),
-    "pearl": specbranch(stop="never", pre_verify=True),
+    "pearl": specbranch(stop="never"),
     "specbranch": specbranch(),
     "without_branch": HRAD,
     "without_hrad": specbranch(stop="confidence"),
@@ -244,9 +242,9 @@ def test_sensitivity_to_epsilon_and_branches():
 
 def test_right_and_chosen_lengths_of_one_prompt():
     figure = optimal_lengths(parts())
-    rows = {
-        name: [row[1:] for row in figure.rows if row[0] == name] for name in figure.column("method")
-    }
+    rows: dict[str, list] = {name: [] for name in figure.column("method")}
+    for name, *row in figure.rows:
+        rows[name].append(row)
     # prompt a, by accepted tokens the upper one of two
     assert rows["specbranch"] == [[1, 2, 2, "2 or more"], [2, 2, 1, "1"]]
     assert rows["without branch"] == [[1, 2, 1, "1"], [2, 0, 0, "0 or more"]]

@@ -1,6 +1,7 @@
 """Figures that are computed: acceptance of toy distributions, masks, latency curves; and what tiny
 harvests say of siblings and of rules that know the chance of survival."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,9 +60,7 @@ def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say():
     assert figure.kind == "exact" and "2 pairs" in figure.n and "enumerated" in figure.interval
 
 
-@pytest.mark.parametrize(
-    "distributions", toy_distributions()[2:4], ids=lambda distributions: distributions.name
-)
+@pytest.mark.parametrize("distributions", toy_distributions()[2:4], ids=lambda each: each.name)
 def test_no_rule_passes_the_optimum_of_its_pairs(distributions):
     for pair in distributions.pairs[:2]:
         (row,) = toy_acceptance([Distributions("one", [pair])]).records
@@ -84,9 +83,8 @@ def test_normal_logits_are_those_whose_cells_are_printed():
     """OTM of i.i.d. pairs leads SpecHub at T = .5 and is behind it at T = .1."""
     for temperature, leads in ((0.1, False), (0.5, True)):
         pairs = softmaxes("normal", temperature, 0.7)
-        best, hub = (
-            sum(RULES[rule](*pair) for pair in pairs) for rule in ("OTM, i.i.d. pairs", "SpecHub")
-        )
+        rules = RULES["OTM, i.i.d. pairs"], RULES["SpecHub"]
+        best, hub = (sum(rule(*pair) for pair in pairs) for rule in rules)
         assert (best > hub) is leads
 
 
@@ -94,16 +92,13 @@ def test_normal_logits_are_those_whose_cells_are_printed():
 def test_pair_distributions_are_distributions(distribution):  # type: ignore[no-untyped-def]
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     pairs = distribution(q)
-    assert pairs.sum().item() == pytest.approx(1) and pairs.sum(1).tolist() == pytest.approx(
-        q.tolist()
-    )
+    assert pairs.sum().item() == pytest.approx(1)
+    assert pairs.sum(1).tolist() == pytest.approx(q.tolist())
 
 
 def test_means_are_over_the_pairs_of_a_row():
-    (p, q), (other_p, other_q) = (
-        distributions.pairs[0] for distributions in toy_distributions()[:2]
-    )
-    figure = toy_acceptance([Distributions("both", [(p, q), (other_p, other_q)])])
+    pairs = [distributions.pairs[0] for distributions in toy_distributions()[:2]]
+    figure = toy_acceptance([Distributions("both", pairs)])
     assert figure.column("RRS, probability of acceptance") == pytest.approx([(0.91 + 0.85) / 2])
     assert figure.column("pairs (p, q)") == [2]
 
@@ -207,9 +202,7 @@ COST: dict[str, Any] = {
     "measured_on": MACHINE,
     "pair": {"name": "toy"},
 }
-ROUNDS = Rounds(
-    1.0, torch.tensor([0, 1, 3, 2]), torch.tensor([3, 3, 3, 2]), torch.tensor([0, 0, 1, 1])
-)
+ROUNDS = Rounds(1.0, *torch.tensor([[0, 1, 3, 2], [3, 3, 3, 2], [0, 0, 1, 1]]))
 COUNTED, DECODED = "one after the other, counted", "fixed length, decoded"
 
 
@@ -240,9 +233,8 @@ def test_latency_counts_rounds_that_are_long_enough():
 
 def decoded(**other: Any) -> Evaluation:
     """Fixed lengths, in 4 seconds plain."""
-    lengths = {
-        f"token_{g}": method("serial", "chain", "token", "fixed", stop={"gamma": g}) for g in (1, 2)
-    }
+    fixed = partial(method, "serial", "chain", "token", "fixed")
+    lengths = {f"token_{g}": fixed(stop={"gamma": g}) for g in (1, 2)}
     seconds = {"autoregressive": 4.0, "token_1": 3.2, "token_2": 8.0}
     found = evaluation(lengths, {name: [plain(4, time)] for name, time in seconds.items()})
     found.results["run"] |= {**MACHINE, **other}
@@ -265,10 +257,8 @@ def test_forward_times_are_those_of_the_file_and_the_papers():
 
 
 def test_pictures_are_drawn(tmp_path):
-    for figure in (
-        toy_acceptance(toy_distributions()[:2]),
-        mask_order({"chain": list(range(63))}, prefix=32),
-    ):
+    masks = mask_order({"chain": list(range(63))}, prefix=32)
+    for figure in (toy_acceptance(toy_distributions()[:2]), masks):
         assert figure.kind == "exact" and figure.interval.startswith("no interval")
         drawn(figure, tmp_path)
     drawn(latency([ROUNDS], COST, [decoded()]), tmp_path)

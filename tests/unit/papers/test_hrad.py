@@ -295,13 +295,13 @@ def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(tmp_p
     two_layers = described_as(write_harvest(tmp_path / "two"))
 
     def of_layers(name: str, layers: list[int], **settings: Any) -> Checkpoint:
-        reads = {
+        dim, folder = DIM // 2 * len(layers) + EMBEDDING, tmp_path / name
+        made = {"gamma": 3, "context": context_of(two_layers.folder)}
+        made |= {
             "inputs": Inputs((), layers, token=True),
             "settings": {"layers": layers} | settings,
         }
-        dim, folder = DIM // 2 * len(layers) + EMBEDDING, tmp_path / name
-        context = context_of(two_layers.folder)
-        write_checkpoint(folder, "hrad", dim, gamma=3, context=context, **reads)
+        write_checkpoint(folder, "hrad", dim, **made)
         return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
 
     both, last = of_layers("both", [-2, -1]), of_layers("last", [-1])

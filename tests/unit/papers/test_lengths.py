@@ -1,5 +1,7 @@
 """Accepted lengths of hand-made rounds, and their fit computed by hand."""
 
+from functools import partial
+
 import pytest
 
 from papers.specbranch.accepted_lengths import (
@@ -28,13 +30,10 @@ TRACES = [
     trace([chain(2, 0), chain(2, 1), chain(2, 2), chain(0, 0)], prompt="a"),
     trace([chain(2, 2), chain(1, 1)], prompt="b"),
 ]
-FIXED = {
-    f"fixed_{gamma}": method("serial", "chain", "token", "fixed", stop={"gamma": gamma})
-    for gamma in (1, 2)
-}
-EVALUATION = evaluation(
-    FIXED, {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES}
-)
+RULE = partial(method, "serial", "chain", "token", "fixed")
+FIXED = {f"fixed_{gamma}": RULE(stop={"gamma": gamma}) for gamma in (1, 2)}
+DECODED = {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES}
+EVALUATION = evaluation(FIXED, DECODED)
 
 
 def test_shares_and_the_distribution_of_the_greatest_likelihood():

@@ -1,6 +1,7 @@
 """Trees, siblings and blocks, and what a round takes, from hand-made rounds."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from tests.helpers.evaluation.evaluations import (
     trace,
 )
 
-CALLS = "tokens/target call"
+CALL = "target call"
+CALLS = f"tokens/{CALL}"
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
 
 
@@ -52,12 +54,9 @@ def binary(*depths: int) -> list[Evaluation]:
     def of_widths(rule: str, *widths: int) -> dict:
         return method("serial", "tree", rule, "never", structure={"widths": [*widths]})
 
-    made = {
-        f"{rule}_{depth}": of_widths(rule, *[2] * depth)
-        for rule in ("rrs", "spechub")
-        for depth in depths
-    }
-    made["unbalanced"] = of_widths("rrs", 3, 1)
+    made = {"unbalanced": of_widths("rrs", 3, 1)}
+    for rule, depth in product(("rrs", "spechub"), depths):
+        made[f"{rule}_{depth}"] = of_widths(rule, *[2] * depth)
     return [evaluation(made, {"autoregressive": PLAIN, **dict.fromkeys(made, WIDE)})]
 
 
@@ -109,11 +108,8 @@ def fixed(verifier: str, gamma: int) -> dict:
 
 
 def one_draft() -> Evaluation:
-    made = {
-        "token_4": fixed("token", 4),
-        "block_4": fixed("block", 4),
-        "token_8": fixed("token", 8),
-    }
+    kinds = ("token", 4), ("block", 4), ("token", 8)
+    made = {f"{verifier}_{gamma}": fixed(verifier, gamma) for verifier, gamma in kinds}
     traces = {"token_4": TOKEN, "block_4": BLOCK, "token_8": TOKEN}
     return evaluation(made, {"autoregressive": PLAIN, **traces})
 
@@ -173,10 +169,7 @@ def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped
 def test_they_draw_with_units(tmp_path):
     for figure, axes in (
         (tree_table(wide()), {(CALLS, "")}),
-        (
-            tree_sizes(wide()),
-            {("", "nodes of the tree"), ("step (target call)", "accepted tokens")},
-        ),
+        (tree_sizes(wide()), {("", "nodes of the tree"), (f"step ({CALL})", "accepted tokens")}),
         (sibling_rules(binary(2, 3)), {("depth of the binary tree, tokens", CALLS)}),
         (tree_times(wide()), {("time per round, ms", "")}),
         (block_gain([one_draft()]), {("gamma, tokens of a draft", CALLS)}),

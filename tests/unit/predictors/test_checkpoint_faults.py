@@ -54,6 +54,8 @@ def refused(checkpoint: Path, match: str, key: str = "checkpoint") -> str:
     return refuses(f"^{key}: {match}", load_predictor, checkpoint, key=key)
 
 
+UNSEALED = [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}]
+SCOPED = HealthCheck.function_scoped_fixture
 NAN, INF = float("nan"), float("inf")
 Change = Callable[[dict[str, Any]], Any]
 WRONG: dict[str, Change] = {
@@ -135,9 +137,7 @@ def test_an_edited_model_card_is_said(checkpoint, capsys):
     load_predictor(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str
-)
+@pytest.mark.parametrize("kept", UNSEALED, ids=str)
 def test_a_checkpoint_without_its_checksums_is_refused(checkpoint, kept):
     def without(config: dict[str, Any]) -> dict[str, Any]:
         del config["sha256"]
@@ -230,11 +230,9 @@ def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(checkpoint, kept)
 
 @pytest.mark.parametrize("read_only", ["hrad", "checkpoints"])
 def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatch):
-    access = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
-    )
-    opened = os.open
+    access, opened = os.access, os.open
+    may = lambda path, mode: Path(path).name != read_only and access(path, mode)  # noqa: E731
+    monkeypatch.setattr(os, "access", may)
 
     def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
         if flags & os.O_RDWR and read_only in (Path(path).name, Path(path).parent.name):
@@ -247,18 +245,14 @@ def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatc
     load_predictor(checkpoint)
 
 
-ISOTONIC = Calibration(
-    "isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1)
-)
-VECTOR = Calibration(
-    "platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5
-)
+CURVES = (((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),)
+ISOTONIC = Calibration("isotonic", curves=CURVES, survival=Survival(0.9, 0.2, -0.1))
+SCALES = (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2)
+VECTOR = Calibration("platt", *SCALES, rows=9, nll_after=0.5)
 
 
 @pytest.fixture(scope="module", params=["specdecpp", "hrad"])
-def whole(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("checkpoint")
     calibration = ISOTONIC if request.param == "specdecpp" else VECTOR
     write_checkpoint(folder, request.param, DIM, calibration=calibration)
@@ -293,9 +287,7 @@ class Whole(dict[str, bytes]):
     __repr__ = object.__repr__
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, deadline=None, suppress_health_check=[SCOPED])
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.slow
 def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path, whole, seed):

@@ -208,9 +208,8 @@ def test_expected_labels_fit_as_so_many_realised_ones(fit):
     many, group = base.logits.repeat_interleave(times, 0), base.group.repeat_interleave(times)
     realised = made(many, labels.view(-1, 3), group)
     expected = made(base.logits, labels.mean(1), base.group)
-    ours, theirs = (
-        fit_maps(rows, fit, None, False).surviving(base.logits) for rows in (realised, expected)
-    )
+    maps = [fit_maps(rows, fit, None, False) for rows in (realised, expected)]
+    ours, theirs = (each.surviving(base.logits) for each in maps)
     assert torch.allclose(ours, theirs, atol=5e-3)
 
 

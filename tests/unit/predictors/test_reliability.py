@@ -8,9 +8,7 @@ from predictors.metrics import brier
 from predictors.reliability import BINS, change, mass_bins, mean, reliability, stages, two_columns
 
 
-def drawn(
-    prompts: int, rows: int, shift: float = 0.0, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(prompts: int, rows: int, shift: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
     """Predictions [n, 2] off by `shift` in log-odds, outcomes, prompts; easy and hard prompts."""
     generator, shape = torch.Generator().manual_seed(seed), (prompts, rows)
     odds = torch.randn(prompts, 1, generator=generator) + torch.randn(shape, generator=generator)

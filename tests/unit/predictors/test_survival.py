@@ -62,13 +62,11 @@ def test_it_rises_with_the_product_at_every_depth():
     assert found.of_products(product[:, None].expand(-1, 20)).diff(dim=0).min() > 0
 
 
-@pytest.mark.parametrize(
-    "survival", [Survival(depth=2.0), Survival(0.5, 0.1, 0.01), Survival(depth=-0.1)]
-)
-def test_a_longer_prefix_is_never_more_likely(survival):
+@pytest.mark.parametrize("weights", [(1.0, 0.0, 2.0), (0.5, 0.1, 0.01), (1.0, 0.0, -0.1)])
+def test_a_longer_prefix_is_never_more_likely(weights):
     """A positive weight of the depth lifts long prefixes, and products below `CLIP` count as
     `CLIP`."""
-    f = torch.tensor([[0.9, 0.99, 0.99, 0.99], [1e-7, 0.5, 0.5, 1.0]])
+    survival, f = Survival(*weights), torch.tensor([[0.9, *[0.99] * 3], [1e-7, 0.5, 0.5, 1.0]])
     assert survival(f).diff(dim=-1).max() <= 0
     rows = prefixes(f, f, torch.tensor([3, 4]), torch.tensor([0, 1]))
     assert torch.equal(survival.of_prefixes(rows), torch.cat([survival(f[0, :3]), survival(f[1])]))

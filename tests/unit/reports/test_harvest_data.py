@@ -147,15 +147,9 @@ def test_everything_is_there_or_says_what_it_needs(tmp_path, home):
     more = {"provenance": {"data": data}, "metrics": {"test": confusion, **SCORED}}
     known = [Checkpoint(one.folder, {**one.config, **more}) for one in heads]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
-    figures, lacking = built(
-        Artifacts(
-            harvests=[home],
-            checkpoints=known,
-            costs=[cost],
-            thresholds=[TUNING],
-            schedules=[SCHEDULE, {**SCHEDULE, "details": {"scheduler": {}}}],
-        )
-    )
+    schedules = [SCHEDULE, {**SCHEDULE, "details": {"scheduler": {}}}]
+    rest = {"costs": [cost], "thresholds": [TUNING], "schedules": schedules}
+    figures, lacking = built(Artifacts(harvests=[home], checkpoints=known, **rest))
     counts = {title: len(found) for title, found in figures.items()}
     assert counts == dict.fromkeys(DRAWN, 1) | dict.fromkeys(OF_A_CHECKPOINT, 2)
     assert {"Energy per token", "SpecDec++ heads by depth and weight"} <= lacking.keys()
@@ -204,9 +198,8 @@ def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
     home = described_as(write_harvest(tmp_path / "tiny", rows=rows))
     heads = [unscored(tmp_path / name, home, name) for name in ("hrad", "specdecpp")]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
-    figures, lacking = built(
-        Artifacts(harvests=[home], checkpoints=heads, costs=[cost], thresholds=[TUNING])
-    )
+    known = {"costs": [cost], "thresholds": [TUNING]}
+    figures, lacking = built(Artifacts(harvests=[home], checkpoints=heads, **known))
     assert not lacks & figures.keys()
     for title in lacks:
         assert str(home.folder) in lacking[title] and "gen_data.py" in lacking[title]

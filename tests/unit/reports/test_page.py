@@ -43,9 +43,8 @@ def decoded(seconds: float = 0.5, prompts: str = PROMPTS, temperature: float = 1
         "slow": method("serial", "chain", "token", "fixed", stop={"gamma": 3}),
     }
     made = {"method.quick.stop.checkpoint": {"sha256": {"config.json": "x"}}}
-    found = evaluation(
-        methods, traces, temperature, lossless=["outputs are equal"], checkpoints=made
-    )
+    said = {"lossless": ["outputs are equal"], "checkpoints": made}
+    found = evaluation(methods, traces, temperature, **said)
     found.config["draft_warp"] = {"temperature": temperature}
     found.results["run"] |= {"pair": TOY, "command": COMMAND, **MACHINE}
     return found
@@ -187,15 +186,9 @@ def a_figure(**changes: Any) -> Figure:
     return Figure(**{**usual, **changes})
 
 
-def one(
-    figure: Figure, image: bytes | None = None, artifacts: Artifacts | None = None, **rest: Any
-) -> str:
-    return page(
-        artifacts or Artifacts(),
-        [Section("Speed", [Shown(figure, image)])],
-        rest.pop("lacking", []),
-        **rest,
-    )
+def one(figure: Figure, image: bytes | None = None, **rest: Any) -> str:
+    shown = [Section("Speed", [Shown(figure, image)])]
+    return page(rest.pop("artifacts", Artifacts()), shown, rest.pop("lacking", []), **rest)
 
 
 def test_a_table_is_open_and_says_what_it_rests_on():
@@ -217,9 +210,8 @@ def test_a_picture_is_in_the_page_and_its_values_fold_away():
 def test_text_of_any_kind_stays_text():
     checkpoint = Checkpoint(Path(f"x/{NASTY}"), {"predictor": NASTY, "pair": {"name": NASTY}})
     artifacts = Artifacts(checkpoints=[checkpoint], left_alone={Path(NASTY): NASTY})
-    figure = a_figure(
-        **dict.fromkeys(("title", "how_to_read", "n"), NASTY), records=[{NASTY: NASTY, "b": 1}]
-    )
+    texts = dict.fromkeys(("title", "how_to_read", "n"), NASTY)
+    figure = a_figure(**texts, records=[{NASTY: NASTY, "b": 1}])
     text = one(figure, artifacts=artifacts, lacking=[Lack(NASTY, NASTY)])
     assert "<script" not in text and text.count("&lt;script&gt;") >= 10
 

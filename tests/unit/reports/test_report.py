@@ -46,9 +46,7 @@ def test_the_docs_say_how_to_read_each():
         assert (ROOT / page).read_text() == how_to_read([package])
 
 
-def test_a_package_in_the_working_directory_has_figures_and_a_missing_one_none(
-    tmp_path, monkeypatch
-):
+def test_a_package_in_the_working_directory_has_figures_a_missing_one_none(tmp_path, monkeypatch):
     (tmp_path / "my_figures").mkdir()
     (tmp_path / "my_figures/__init__.py").write_text('SECTION = "Mine"\n')
     (tmp_path / "my_figures/one.py").write_text("FIGURES = [1]\n")
@@ -70,14 +68,11 @@ def test_what_a_figure_adds_stands_behind_what_its_kind_says():
     assert built(entry, lambda: figure).how_to_read == "Low is good. Here 3."
 
 
-def decoded(
-    name: str = "toy", draft: float = 1.0, threads: int = 1, accepted: int = 1
-) -> Evaluation:
+def decoded(name: str = "toy", draft: float = 1, threads: int = 1, accepted: int = 1) -> Evaluation:
     """Three tokens drafted by a fixed length."""
     traces = {"autoregressive": [plain(4)], "token_3": [trace([chain(3, accepted)])]}
-    found = evaluation(
-        {"token_3": method("serial", "chain", "token", "fixed", stop={"gamma": 3})}, traces
-    )
+    fixed = method("serial", "chain", "token", "fixed", stop={"gamma": 3})
+    found = evaluation({"token_3": fixed}, traces)
     found.config["draft_warp"] = {"temperature": draft}
     sides = {"target": "cpu", "draft": "cpu"}
     machine = {"hardware": sides, "dtypes": sides, "threads": threads}

@@ -60,9 +60,8 @@ def test_methods_whose_names_are_shown_alike_are_two():
 
 def test_of_two_evaluations_of_the_same_the_larger_counts():
     small = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)])]})
-    large = evaluation(
-        {"fixed": FIXED}, {"fixed": [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]}
-    )
+    both = [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]
+    large = evaluation({"fixed": FIXED}, {"fixed": both})
     for order in ([small, large], [large, small]):
         assert [len(run.traces) for run in runs(order)] == [2]
 
@@ -87,13 +86,9 @@ def test_missing_says_what_is_needed():
 
 def test_a_run_says_what_the_table_says():
     """A figure of one run is that of the evaluation's table, the interval too."""
-    found = evaluation(
-        {"fixed": FIXED},
-        {
-            "autoregressive": [plain(2, 2.0, prompt) for prompt in "abab"],
-            "fixed": [trace([chain(4, 3 if prompt == "a" else 1)], 1.0, prompt) for prompt in "ab"],
-        },
-    )
+    drafted = [trace([chain(4, count)], 1.0, prompt) for prompt, count in (("a", 3), ("b", 1))]
+    decoded = {"autoregressive": [plain(2, 2.0, prompt) for prompt in "abab"], "fixed": drafted}
+    found = evaluation({"fixed": FIXED}, decoded)
     table = found.summary["all"]
     for run in pooled(runs([found])):
         for name in (SPEEDUP, CALLS, ROLLBACK, "acceptance", "tokens/s"):

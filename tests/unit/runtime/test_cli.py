@@ -53,6 +53,7 @@ def main(cfg) -> None:
 """
 
 
+INDEXING = "class Rule:\n    def __init__(self, x):\n        x[0]"
 READ_ONLY = "error: [Errno 30] Read-only file system: 'out.bin'"
 
 
@@ -60,9 +61,8 @@ READ_ONLY = "error: [Errno 30] Read-only file system: 'out.bin'"
 def script(tmp_path: Path) -> Path:
     (tmp_path / "conf" / "pair").mkdir(parents=True)
     (tmp_path / "conf" / "pair" / "toy.yaml").write_text("target: x\n")
-    (tmp_path / "conf" / "job.yaml").write_text(
-        "defaults: [{pair: toy}, _self_]\ndo: ???\ntimes: 1\n"
-    )
+    job = "defaults: [{pair: toy}, _self_]\ndo: ???\ntimes: 1\n"
+    (tmp_path / "conf" / "job.yaml").write_text(job)
     (tmp_path / "scripts").mkdir()
     path = tmp_path / "scripts" / "job.py"
     path.write_text(SCRIPT)
@@ -173,14 +173,8 @@ def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script):
     ("code", "said"),
     [
         ("def f(:", "SyntaxError of plugin.Rule: invalid syntax (plugin.py, line 1). Mend it"),
-        (
-            "import no_such_thing",
-            "ModuleNotFoundError of plugin.Rule: No module named 'no_such_thing' (PATH line 1).",
-        ),
-        (
-            "class Rule:\n    def __init__(self, x):\n        x[0]",
-            "TypeError of plugin.Rule: 'int' object is not subscriptable (PATH line 3). Mend it",
-        ),
+        ("import no", "ModuleNotFoundError of plugin.Rule: No module named 'no' (PATH line 1)."),
+        (INDEXING, "TypeError of plugin.Rule: 'int' object is not subscriptable (PATH line 3)."),
         ("class Rule: pass", "TypeError of plugin.Rule: Rule() takes no arguments. Mend it"),
     ],
 )

@@ -8,13 +8,8 @@ from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
 from tests.helpers.damage.refusals import refuses
 
-VALUE = {
-    "plan": "ab12",
-    "shards": [{"name": "é\n", "rows": 3}],
-    "mean": 0.1 + 0.2,
-    "none": None,
-    "on": True,
-}
+SHARDS = [{"name": "é\n", "rows": 3}]
+VALUE = {"plan": "ab12", "shards": SHARDS, "mean": 0.1 + 0.2, "none": None, "on": True}
 
 
 class Plan(OpenForm):

@@ -63,13 +63,11 @@ def test_a_script_of_one_process(tmp_path):
     (tmp_path / "conf" / "job.yaml").write_text("a: 1\n")
     (tmp_path / "job.py").write_text(SCRIPT)
     only = "this script is one process. Run it without accelerate launch, or unset WORLD_SIZE"
+    none = "x is no whole number from 0 on. Unset it"
     for variables, answer in (
         ({"RANK": "1"}, (0, "done\n", "")),
         ({"RANK": "0", "WORLD_SIZE": "2"}, (2, "", f"error: WORLD_SIZE: {only}\n")),
-        (
-            {"WORLD_SIZE": "x"},
-            (2, "", "error: WORLD_SIZE: x is no whole number from 0 on. Unset it\n"),
-        ),
+        ({"WORLD_SIZE": "x"}, (2, "", f"error: WORLD_SIZE: {none}\n")),
     ):
         done = subprocess.run(
             [sys.executable, "job.py"],

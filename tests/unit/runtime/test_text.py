@@ -52,9 +52,8 @@ def test_values_and_the_names_of_harvests():
         "drift": ["/other/rounds", 1, None],
     }
     clean = Cleaner(config)
-    assert clean.value({f"{folder} (test split)": {"ece": [0.1]}}) == {
-        "rounds (test split)": {"ece": [0.1]}
-    }
+    split, scores = "(test split)", {"ece": [0.1]}
+    assert clean.value({f"{folder} {split}": scores}) == {f"rounds {split}": scores}
     assert clean.value(config) == {
         "data": "rounds",
         "command": "python train.py data='rounds'",

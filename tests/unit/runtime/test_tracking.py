@@ -9,9 +9,7 @@ PIXEL = bytes.fromhex(
 )
 
 
-def test_offline_run_is_read_back_with_config_curves_pictures_and_tables(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_run_is_read_back_with_config_curves_pictures_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()

@@ -2,6 +2,7 @@ import gzip
 import json
 import pickle
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from runtime.json_files import write_checksummed
 from serving.sources.deepspec import DeepspecRecords
 from serving.sources.harvest import Harvest
 from serving.sources.sglang import SglangRecords, SglangShards
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.harvests import DIM, PAIR, WARP, write_harvest
 from tests.helpers.training.checkpoints import columns, write_checkpoint
 from tests.helpers.training.confidences import logged
@@ -21,12 +23,7 @@ from tests.helpers.training.confidences import logged
 CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
 
 
-def said(read: Any) -> str:
-    with pytest.raises(UserError) as error:
-        read()
-    line = str(error.value)
-    assert line.startswith("source.") and "\n" not in line
-    return line
+said = partial(refuses, r"^source\.")
 
 
 def shard(path: Path, **changed: Any) -> None:
@@ -180,10 +177,8 @@ def dumped(path: Path, *steps: dict[str, Any]) -> Path:
 
 
 def test_what_server_info_says_is_read_of_every_rank(tmp_path):
-    states = [
-        {"dspark_info_record": {"records": [step(request(4, n)), {"forward_ct": 3}]}}
-        for n in (0, 2)
-    ]
+    told = [[step(request(4, n)), {"forward_ct": 3}] for n in (0, 2)]
+    states = [{"dspark_info_record": {"records": records}} for records in told]
     path = tmp_path / "info.json"
     path.write_text(json.dumps({"internal_states": states, "version": "0.5.23"}))
     found = SglangRecords(str(path), "chat").read()

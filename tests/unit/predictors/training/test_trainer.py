@@ -30,9 +30,7 @@ def problem() -> tuple[Items, Items]:
     return Items(x[:60], y[:60], torch.arange(60) // 5), Items(x[60:], y[60:])
 
 
-def fit(
-    trainer: Trainer, loss: Loss = cross_entropy, held_out_loss: Loss = cross_entropy
-) -> nn.Module:
+def fit(trainer: Trainer, loss: Loss = cross_entropy, held_out_loss: Any = cross_entropy) -> Any:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
     return trainer.train(module, *problem(), loss, held_out_loss)
@@ -112,9 +110,8 @@ def test_plateau_halves_the_rate_after_three_epochs_without_progress():
 
 def test_accumulation_takes_one_step_per_group_of_micro_batches(monkeypatch):
     steps, step = [], torch.optim.AdamW.step
-    monkeypatch.setattr(
-        torch.optim.AdamW, "step", lambda self, *a, **k: steps.append(1) or step(self, *a, **k)
-    )
+    counted = lambda self, *a, **k: steps.append(1) or step(self, *a, **k)  # noqa: E731
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
     fit(Trainer(**{**SETTINGS, "epochs": 1, "accumulate": 3}))  # 12 prompts = 4 micro-batches of 3
     assert len(steps) == 2
 
@@ -151,10 +148,8 @@ def test_weighted_soft_bce_by_hand_over_the_micro_batch_and_not_per_row():
 def test_weighted_soft_bce_minimum_is_shifted_down_by_w_rej():
     s = 0.6
     best = s / (s + 6.0 * (1 - s))
-    values = [
-        soft_bce(torch.tensor([[1 - f, f]]).log(), torch.tensor([s]))
-        for f in (best - 0.02, best, best + 0.02)
-    ]
+    logits = [torch.tensor([[1 - f, f]]).log() for f in (best - 0.02, best, best + 0.02)]
+    values = [soft_bce(each, torch.tensor([s])) for each in logits]
     assert values[1] == min(values)
 
 
@@ -179,9 +174,8 @@ def test_parts_add_up_to_the_whole(cut):
         (lambda logits, c: losses.balanced_cross_entropy(logits, c, 0.1), label, 3),
     ):
         whole = mean_loss(*loss((x @ w)[:, :classes], y))
-        parts = [
-            loss((x[rows] @ w)[:, :classes], y[rows]) for rows in (slice(0, cut), slice(cut, 5))
-        ]
+        halves = slice(0, cut), slice(cut, 5)
+        parts = [loss((x[rows] @ w)[:, :classes], y[rows]) for rows in halves]
         counts = sum(part[1] for part in parts)
         total = sum(mean_loss(sums, counts) for sums, _ in parts)
         assert total.item() == pytest.approx(whole.item(), rel=1e-5)

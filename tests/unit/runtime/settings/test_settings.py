@@ -12,16 +12,7 @@ from pydantic import Field
 from runtime.errors import shown
 from runtime.settings import kinds
 from runtime.settings.check import expected, faults, fits, help_of, part
-from runtime.settings.kinds import (
-    Address,
-    Count,
-    Counts,
-    Group,
-    Layers,
-    Part,
-    Probability,
-    Variable,
-)
+from runtime.settings.kinds import Count, Group, Part, Probability
 
 NAN, INF, SECRET = math.nan, math.inf, "S3CR3T"
 CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence", "threshold": 0.4}
@@ -46,20 +37,20 @@ class Settings(Group):
     splits: Splits
     stop: Annotated[Part, "rule"]
     method: dict[str, Method]
-    layers: Layers | None
+    layers: kinds.Layers | None
     free: Any
 
 
 class Server(Group):
-    url: Annotated[Address, "of a server"]
-    key_variable: Annotated[Variable | None, "holds its key"]
+    url: Annotated[kinds.Address, "of a server"]
+    key_variable: Annotated[kinds.Variable | None, "holds its key"]
 
 
 class Outer(Group):
     inner: Splits
     named: dict[str, Method]
     part: Annotated[Part | Splits, "made, or settings"]
-    counts: Counts
+    counts: kinds.Counts
     absent: Count | None
 
 

@@ -72,7 +72,8 @@ def read(name: str) -> dict[str, tuple[Any, bool]]:
     return {key: tuple(setting) for key, setting in settings_of(f"written.{name}").items()}
 
 
-COUNT = kinds.Annotated[kinds.Count, "how many"]
+COUNTED = {"count": (kinds.Annotated[kinds.Count, "how many"], True)}
+ANOTHER = kinds.Annotated[kinds.Probability, "another"], False
 DATA = {
     "share": (kinds.Probability, True),
     "order": (kinds.Literal["a", "b"], False),
@@ -90,24 +91,14 @@ PLAIN = {
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        (
-            "plugin.function",
-            {"path": (kinds.Text, True), "count": (COUNT, True), "most": (kinds.Whole, False)},
-        ),
-        ("plugin.open_function", {"count": (COUNT, True), MORE: (Any, False)}),
+        ("plugin.function", {"path": (kinds.Text, True), **COUNTED, "most": (kinds.Whole, False)}),
+        ("plugin.open_function", {**COUNTED, MORE: (Any, False)}),
         ("plugin.Plain", PLAIN),
         ("plugin.Child", PLAIN),
         ("plugin.Empty", {}),
         ("plugin.Data", DATA),
         ("again.Known", DATA),
-        (
-            "plugin.DataChild",
-            {
-                **DATA,
-                "share": (kinds.Annotated[kinds.Probability, "another"], False),
-                "last": (kinds.Part | None, False),
-            },
-        ),
+        ("plugin.DataChild", {**DATA, "share": ANOTHER, "last": (kinds.Part | None, False)}),
         ("plugin.Row", {"a": (kinds.Whole, True), "b": (kinds.Whole, False)}),
         ("plugin.Theirs", {MORE: (Any, False)}),
     ],
