@@ -289,9 +289,8 @@ def test_a_second_process_waits_and_asks_for_nothing(tmp_path):
         " fcntl.LOCK_EX)\nprint('locked', flush=True); time.sleep(0.5);"
         " file.write(sys.argv[2].encode()); file.flush()"
     )
-    first = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()], stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert first.stdout is not None and first.stdout.readline() == b"locked\n"
     with stub_server() as stub, first:
         assert len(fetch(stub.url, tmp_path)) == len(PROMPTS)

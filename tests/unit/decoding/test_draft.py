@@ -166,10 +166,9 @@ def counted(parents: list[int], order: Sequence[int], prefix: int, block: int) -
     return len(pairs)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "prefix", "block"), [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (40, 3, 1)]
-)
-def test_blocks_are_counted(nodes, prefix, block):
+@pytest.mark.parametrize("sizes", [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (40, 3, 1)])
+def test_blocks_are_counted(sizes):
+    nodes, prefix, block = sizes
     parents = random_parents(nodes, nodes)
     for order in (depth_first(parents), breadth_first(parents), heavy_path(parents)):
         found = blocks(parents, order, prefix, block)

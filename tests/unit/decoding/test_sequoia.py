@@ -4,7 +4,7 @@ is, its artefact."""
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -38,12 +38,8 @@ def forests(nodes: int) -> tuple[Shape, ...]:
     """Every ordered forest with so many nodes, which is every tree with one row more."""
     if nodes == 0:
         return ((),)
-    return tuple(
-        (first, *rest)
-        for size in range(nodes)
-        for first in forests(size)
-        for rest in forests(nodes - 1 - size)
-    )
+    pairs = (product(forests(size), forests(nodes - 1 - size)) for size in range(nodes))
+    return tuple((first, *rest) for several in pairs for first, rest in several)
 
 
 def parents_of(shape: Shape) -> list[int]:
@@ -126,12 +122,9 @@ def test_plans_minimise_modelled_seconds_per_token():
     plans = best_plans(programme, lambda rows: 1.0, lambda rows: 3.0 + 0.5 * rows)
     assert [plan.nodes for plan in plans] == list(range(1, 12))
     for plan in plans:
-        prices = {
-            depth: (depth + 3.0 + 0.5 * (plan.nodes + 1)) / programme.value[plan.nodes + 1, depth]
-            for depth in range(1, 6)
-            if programme.value[plan.nodes + 1, depth] > 0
-        }
-        assert plan.seconds_per_token == pytest.approx(min(prices.values()))
+        tokens, call = programme.value[plan.nodes + 1], 3.0 + 0.5 * (plan.nodes + 1)
+        prices = [(depth + call) / tokens[depth] for depth in range(1, 6) if tokens[depth] > 0]
+        assert plan.seconds_per_token == pytest.approx(min(prices))
         assert plan.expected_tokens == pytest.approx(programme.value[plan.nodes + 1, plan.depth])
     assert isinstance(plans[0], Plan) and plans[0].parents == [0]
 

@@ -369,10 +369,8 @@ def test_it_goes_on_while_the_next_token_is_worth_it(tmp_path):
 
 def test_calibrated_survival_takes_the_place_of_what_is_reached(tmp_path):
     mapped = Survival(scale=0.5, bias=0.3, depth=-0.2)
-    plain = value_rounds(value_stop(tmp_path, 0.0))
-    for (_, _, products), (_, _, found) in zip(
-        plain, value_rounds(value_stop(tmp_path, 0.0, mapped)), strict=True
-    ):
+    plain, calibrated = (value_rounds(value_stop(tmp_path, 0.0, of)) for of in (None, mapped))
+    for (_, _, products), (_, _, found) in zip(plain, calibrated, strict=True):
         expected = mapped.of_products(torch.tensor(products, dtype=torch.float64))
         assert found == pytest.approx(expected.tolist()[: len(found)])
 

@@ -18,11 +18,8 @@ from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
 NONE: dict[str, Any] = {}
-TWO = {
-    "num_assistant_tokens": 2,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.0,
-}
+TWO: Any = {"num_assistant_tokens": 2, "num_assistant_tokens_schedule": "constant"}
+TWO |= {"assistant_confidence_threshold": 0.0}
 DYNAMIC = {**TWO, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 HEURISTIC = {**TWO, "num_assistant_tokens_schedule": "heuristic_transient"}
 METHODS: Any = [(False, {}), (True, TWO), (False, {"prompt_lookup_num_tokens": 3})]

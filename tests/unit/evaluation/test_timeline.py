@@ -3,6 +3,7 @@ draft's acceptance allows."""
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from evaluation.timeline import Devices, branch_rows, modelled_seconds, priced
 from tests.helpers.models.tiny_pair import tiny_pair
 
 C5 = Devices.of_ratio(5)
+HALVES = [(n, [[1]] * 2, s) for n, s in ((0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9))]
 BY_ROWS = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
 PIPELINE = Devices(C5.draft, C5.target, pipeline=True)
 
@@ -34,9 +36,7 @@ def chain(drafted: int, committed: int = 1, extra: int = 0, forwards: int = -1) 
     return round_
 
 
-def overlapped(
-    pending: int, alone: int, beside: int, branches: list[list[int]], committed: int = 1
-) -> RoundTrace:
+def overlapped(pending: int, alone: int, beside: int, branches: Any, committed: int = 1) -> Any:
     round_ = chain(pending, committed, forwards=alone + beside)
     steps = alone + beside
     round_.overlap = StageTrace("draft", 1, pending, steps, alone, branches, 0, 0, [])
@@ -60,10 +60,7 @@ GROWING = overlapped(2, 1, 3, [[1, 2, 3], [1], [1, 2]])
         ([GROWING], BY_ROWS, 0.1 + 13),
         ([GROWING], Devices(BY_ROWS.draft, lambda rows: 0.0), 0.1 + 0.4),
         # whole draft steps in each half of 2.5: two and two fit, a fifth makes one half last 3
-        *(
-            ([overlapped(1, 0, forwards, [[1]] * 2)], PIPELINE, seconds)
-            for forwards, seconds in ((0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9))
-        ),
+        *(([overlapped(1, 0, *steps)], PIPELINE, seconds) for *steps, seconds in HALVES),
     ],
 )
 def test_modelled_seconds(rounds, devices, seconds):
@@ -124,11 +121,8 @@ def test_expected_rounds_is_the_mean_over_all_coins(gamma):
 
 def test_the_bound_takes_the_best_length():
     devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
-    for chance, gamma, tokens, speedup in (
-        (torch.ones(1, 40), 3, 4, 4 / 1.3),
-        (torch.zeros(1, 40), 1, 1, 1 / 1.1),
-    ):
-        bound = speedup_bound([chance], devices, 3)
+    for chance, gamma, tokens, speedup in ((1.0, 3, 4, 4 / 1.3), (0.0, 1, 1, 1 / 1.1)):
+        bound = speedup_bound([torch.full((1, 40), chance)], devices, 3)
         assert (bound.gamma, bound.tokens_per_round) == (gamma, tokens)
         assert bound.speedup == pytest.approx(speedup)
 

@@ -108,11 +108,8 @@ def test_datasets_together_have_no_stored_price():
     )
     other.config["modelled"] = ["measured", 2]
     figure = specbranch_modelled([*compared(summary=priced(1.25)), other])
-    rows = {
-        key[0]: row
-        for key, row in records_by(figure, "dataset", "method").items()
-        if key[1] == "without branch"
-    }
+    every = records_by(figure, "dataset", "method")
+    rows = {data: row for (data, name), row in every.items() if name == "without branch"}
     assert rows["other"]["speed-up, c = 10"] == pytest.approx(2 * 10 / 11)
     stored = {name: row["speed-up, forwards as measured"] for name, row in rows.items()}
     assert stored == {"toy": 1.25, "other": 1.5, "all": None}
@@ -136,11 +133,8 @@ def test_without_ratios_asked_the_papers_are_priced():
 
 def test_times_of_specbranch_are_of_its_comparison():
     parts = {"specbranch": BESIDE, "fixed": method("serial", "chain", "token", "fixed")}
-    traces = {
-        "specbranch": [trace([overlapped(1, 1, 2, 0)])],
-        "fixed": [trace([chain(1, 1)])],
-        "autoregressive": PLAIN,
-    }
+    traces = {"specbranch": [trace([overlapped(1, 1, 2, 0)])], "fixed": [trace([chain(1, 1)])]}
+    traces["autoregressive"] = PLAIN
     alone = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     figure = specbranch_times([evaluation(parts, traces), alone])
     assert figure.column("method") == ["specbranch", "fixed", "autoregressive"]
@@ -163,10 +157,8 @@ METHODS = {
     "without_hrad": specbranch(stop="confidence"),
     "adaedl": method("serial", "chain", "token", "confidence"),
 }
-SHARED = [
-    trace([overlapped(2, 2, 4, 0), overlapped(2, 1, 2, 1)], 2.0, "a"),
-    trace([overlapped(1, 0, 2, 2)], 2.0, "b"),
-]
+TWO = [overlapped(2, 2, 4, 0), overlapped(2, 1, 2, 1)]
+SHARED = [trace(TWO, 2.0, "a"), trace([overlapped(1, 0, 2, 2)], 2.0, "b")]
 SERIAL = [trace([chain(2, 1), chain(0, 0)], 2.0, "a"), trace([chain(1, 1)], 2.0, "b")]
 
 
@@ -213,10 +205,9 @@ def test_ablation_knows_the_parts_by_their_config():
 
 def test_datasets_together_are_not_counted_again():
     (found,) = parts()
-    traces = {
-        name: [*each, *(replace(one, dataset="other") for one in each)]
-        for name, each in found.traces.items()
-    }
+    traces = {name: list(each) for name, each in found.traces.items()}
+    for each in traces.values():
+        each += [replace(one, dataset="other") for one in each]
     figure = ablation([replace(found, traces=traces)])
     assert "all" in figure.column("dataset")
     assert figure.n == f"4 prompts, {2 * int(ablation([found]).n.split()[2])} rounds"

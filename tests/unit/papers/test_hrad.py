@@ -297,10 +297,8 @@ def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(tmp_p
     def of_layers(name: str, layers: list[int], **settings: Any) -> Checkpoint:
         dim, folder = DIM // 2 * len(layers) + EMBEDDING, tmp_path / name
         made = {"gamma": 3, "context": context_of(two_layers.folder)}
-        made |= {
-            "inputs": Inputs((), layers, token=True),
-            "settings": {"layers": layers} | settings,
-        }
+        settings |= {"layers": layers}
+        made |= {"inputs": Inputs((), layers, token=True), "settings": settings}
         write_checkpoint(folder, "hrad", dim, **made)
         return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
 

@@ -23,9 +23,8 @@ def test_binary_scores_agree_with_sklearn():
     assert brier(probs, targets) == pytest.approx(reference.brier_score_loss(y, f))
     assert auroc(probs, targets) == pytest.approx(reference.roc_auc_score(y, f))
     s = torch.rand(200, generator=generator).double()
-    expected = reference.roc_auc_score(
-        [1] * 200 + [0] * 200, torch.cat([f, f]), sample_weight=torch.cat([s, 1 - s])
-    )
+    label, weight = [1] * 200 + [0] * 200, torch.cat([s, 1 - s])
+    expected = reference.roc_auc_score(label, torch.cat([f, f]), sample_weight=weight)
     assert auroc(probs, binary(s.tolist())) == pytest.approx(expected)
     assert math.isnan(auroc(binary([0.2, 0.4]), binary([1.0, 1.0])))
 

@@ -156,20 +156,13 @@ def test_each_temperature_has_an_answer_from_its_largest_evaluation():
 def test_calibration_is_that_of_the_checkpoints_decoded_with():
     stages = {"as trained": {"ece": [0.3, 0.2, 0.4]}, "calibrated": {"ece": [0.05, None, None]}}
     metrics = {"reliability": {"data/toy (test split)": {"token": stages}}}
-    used, other = (
-        Checkpoint(Path(f"ck/{name}"), {"sha256": {"config.json": name}, "metrics": metrics})
-        for name in "xy"
-    )
+    configs = [{"sha256": {"config.json": name}, "metrics": metrics} for name in "xy"]
+    used, other = (Checkpoint(Path(f"ck/{name}"), c) for name, c in zip("xy", configs, strict=True))
     (answer,) = answers(Artifacts([decoded()], checkpoints=[other, used]))
     assert answer.calibration == [
         "x, data/toy (test split): predictions are off by 5.0 % on average, by 30.0 %"
         " (20.0-40.0) before calibration"
     ]
-
-
-def test_an_estimate_in_words():
-    assert times(Estimate(1.5)) == "1.50 times"
-    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
 
 
 def a_figure(**changes: Any) -> Figure:
@@ -261,11 +254,11 @@ def test_what_it_is_made_from_comes_last(tmp_path):
         assert words in text and text.index(words) > text.index("SpecDec++, table 1")
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "–"), (3, "3"), (2 / 3, "0.6667"), ("a", "a"), (12345.6, "12346")]
-)
-def test_cells(value, shown):
-    assert cell(value) == shown
+def test_cells_and_an_estimate_in_words():
+    assert times(Estimate(1.5)) == "1.50 times"
+    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
+    shown = {None: "–", 3: "3", 2 / 3: "0.6667", "a": "a", 12345.6: "12346"}
+    assert {value: cell(value) for value in shown} == shown
 
 
 def test_the_answer_comes_first_and_pictures_before_tables():

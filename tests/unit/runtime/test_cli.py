@@ -96,19 +96,17 @@ def test_exit_code_and_one_line(script, override, code, says):
     assert done.stderr.count("\n") == (1 if code else 0)
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--cfg", "job"], ["do=good"], ["do=bad"], ["-m", "do=good,fine"]]
-)
+@pytest.mark.parametrize("told", ["--help", "--cfg job", "do=good", "do=bad", "-m do=good,fine"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.slow
-def test_output_that_nobody_reads_ends_silently(script, arguments, unbuffered):
+def test_output_that_nobody_reads_ends_silently(script, told, unbuffered):
     """As `| head` does, here before the first line: stdout is a pipe, and stderr but for a sweep,
     of which nothing is to be seen there."""
     reader, writer = os.pipe()
     os.close(reader)
     ready = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    stderr = subprocess.PIPE if "-m" in arguments else writer
-    command = [sys.executable, str(script), *arguments]
+    stderr = subprocess.PIPE if "-m" in told else writer
+    command = [sys.executable, str(script), *told.split()]
     done = subprocess.run(command, stdout=writer, stderr=stderr, env=ready)
     os.close(writer)
     assert done.returncode == 141 and not done.stderr

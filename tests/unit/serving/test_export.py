@@ -212,11 +212,8 @@ def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise():
 # SGLang's tables of costs by batch size, looked up as SGLang does.
 GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
 SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)
-ROOF = tabled(
-    Roofline(3350.0, 989.0, 7.505, 0.374, 2.0, 131072.0, 4096.0, 1024, 0.0),
-    [1, 16, 64, 256, 512],
-    GAMMA,
-)
+H100 = Roofline(3350.0, 989.0, 7.505, 0.374, 2.0, 131072.0, 4096.0, 1024, 0.0)
+ROOF = tabled(H100, [1, 16, 64, 256, 512], GAMMA)
 
 
 def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
@@ -455,10 +452,8 @@ def test_our_fit_is_that_of_sglang(sglang, tmp_path):
     grid = fit.default_temperature_grid()
     theirs = fit.fit_sts_temperatures(logits=logits, prefix_mask=mask, grid=grid)
     assert Sts(0.1, 10.0, 41, False, 15)(found) == theirs["temperatures"]
-    logged_errors = [
-        equal_width_ece(torch.sigmoid(rows.logits).cumprod(1)[:, i], rows.labels[:, i], 15)
-        for i in range(3)
-    ]
+    said, labels = torch.sigmoid(rows.logits).cumprod(1), rows.labels
+    logged_errors = [equal_width_ece(said[:, i], labels[:, i], 15) for i in range(3)]
     assert logged_errors == pytest.approx(theirs["ece_before"], abs=1e-12)
 
 
@@ -485,12 +480,12 @@ def test_a_file_comes_back_and_a_person_may_write_ranges_alone(tmp_path):
     assert read_schedule(path).ranges == (Range(1, 4, 5), Range(5, 8, 0))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"ranges": [[1, 4, "5"]]}', '{"ranges": []}', '{"ranges": [[1, 4, -5]]}']
-)
-def test_a_damaged_file_is_refused_in_one_line(tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
-    refuses("^schedule:", read_schedule, tmp_path / "x.json")
+@pytest.mark.parametrize("ranges", [None, [[1, 4, "5"]], [], [[1, 4, -5]]])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, ranges):
+    path = tmp_path / "x.json"
+    for text in ("", "[]") if ranges is None else (json.dumps({"ranges": ranges}),):
+        path.write_text(text)
+        refuses("^schedule:", read_schedule, path)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ def test_prompt_and_output_are_drafted_from():
     """Round after round, the candidates are the latest n-grams of the text: the window is too
     narrow to add any."""
     counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
-    trace = engine(
-        SimpleNamespace(target=counting, draft=counting), window=1, ngram=3, guesses=1
-    ).decode([0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0))
+    models = SimpleNamespace(target=counting, draft=counting)
+    narrow = engine(models, window=1, ngram=3, guesses=1)
+    trace = narrow.decode([0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0))
     assert [round_.draft_tokens for round_ in trace.rounds] == [[1, 2], [4, 0], []]
     assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
 
@@ -82,9 +82,8 @@ def test_window_fills_and_then_moves_on():
     """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s
     + c."""
     window = Window([7, 8, 9], 2, 4)
-    assert (
-        window.rows == [[7, 8, 9]] and window.depth == 3
-    )  # columns 1, 2, 3; column 0 is the last committed token
+    # columns 1, 2, 3; column 0 is the last committed token
+    assert window.rows == [[7, 8, 9]] and window.depth == 3
     assert window.step(0, [10, 11, 12, 13]) == [] and window.rows == [[8, 9], [11, 12, 13]]
     assert window.step(1, [20, 21, 22]) == [] and window.rows == [[9], [12, 13], [21, 22]]
     assert window.depth == 3
@@ -101,10 +100,8 @@ def test_a_column_is_one_path_at_consecutive_positions(width, ngram):
     window, start = Window([1, 2], width, ngram), 3
     for step in range(ngram + 2):
         tokens, parents, places = window.tree(start)
-        assert (
-            len(tokens) == len(parents) == sum(map(len, window.rows))
-            and len(places) == len(window.rows[0]) + 1
-        )
+        assert len(tokens) == len(parents) == sum(map(len, window.rows))
+        assert len(places) == len(window.rows[0]) + 1
         paths: dict[int, list[int]] = {0: [0]}
         for row, (token, parent) in enumerate(zip(tokens, parents, strict=True), start):
             paths[row] = [*paths[parent], token]

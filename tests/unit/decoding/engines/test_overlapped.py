@@ -258,9 +258,7 @@ class Trained(Always):
 
 @pytest.mark.parametrize("a_priori", [False, True])
 @pytest.mark.parametrize(("classes", "continued"), [(Trained, 3), (Always, 2)])
-def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_for(
-    pair, classes, continued, a_priori
-):
+def test_a_class_asked_after_a_branch_is_of_its_trained_length(pair, classes, continued, a_priori):
     longest = 2 if a_priori else continued
     parts = (BranchPoint(3, 2), classes(ALL, Confidence(0.0)), BlockVerifier(), RrswVerifier())
     overlapped = OverlappedEngine(pair, *parts, OFF, OFF, overlap=False, a_priori=a_priori)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.cached_lm import CachedLM
@@ -109,9 +111,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "a number": lambda m: m.lm_head.register_forward_hook(steered(2)),
     "a forward": lambda m: setattr(projection(m), "forward", MethodType(patched, projection(m))),
-    "a parametrization": lambda m: nn.utils.parametrize.register_parametrization(
-        projection(m), "weight", nn.Tanh()
-    ),
+    "a parametrization": lambda m: register_parametrization(projection(m), "weight", nn.Tanh()),
 }
 
 
@@ -161,9 +161,7 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "float64": lambda m: m.double(),
     "no gradients": lambda m: m.requires_grad_(False),
     "not contiguous": held_as(lambda weight: weight.T.contiguous().T),
-    "an odd place in memory": held_as(
-        lambda weight: torch.cat([torch.ones(1), weight.reshape(-1)])[1:].view(50, 16)
-    ),
+    "an odd place in memory": held_as(lambda w: F.pad(w.reshape(-1), (1, 0))[1:].view(50, 16)),
 }
 
 

@@ -82,9 +82,7 @@ def test_unavailable_device_and_unknown_dtype(tiny_pair_dir):
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_dtype_auto_is_that_of_the_files_where_the_processor_multiplies_it(
-    fast, tiny_pair_dir, tmp_path, monkeypatch
-):
+def test_dtype_auto_is_that_of_files_where_it_is_fast(fast, tiny_pair_dir, tmp_path, monkeypatch):
     monkeypatch.setattr("decoding.models.options.fast_bfloat16", lambda: fast)
     narrow = torch.bfloat16 if fast else torch.float32
     for stored in ("bfloat16", torch.bfloat16, None, torch.float16, torch.float64):

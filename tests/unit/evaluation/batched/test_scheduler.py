@@ -108,10 +108,7 @@ def joint_law(before: bool, lag: int, seconds: Any = SMOOTH, said: Any = SAID) -
                 policy.lengths(np.array([[0.9, 0.8], [0.9, 0.8]]))
             lengths = policy.lengths(said[np.array([first, second])].cumprod(1))
             chance = Q[list(first + second)].prod()
-            laws = [
-                two_tokens(draft, int(length))
-                for draft, length in zip((first, second), lengths, strict=True)
-            ]
+            laws = map(two_tokens, (first, second), lengths.tolist())
             law += chance * np.multiply.outer(*laws)
     return law
 
