@@ -54,14 +54,11 @@ def test_records_by_split(harvest, tmp_path):
     assert short.rounds("test")["accept_prob"].shape == (2 * PROMPTS["test"], 1), "an axis of 1"
 
 
-def test_all_splits_together_number_their_prompts(harvest):
+def test_all_splits_together_number_their_prompts_and_columns_are_read_on_demand(harvest):
     records = harvest.rounds("all", ["accepted"])
     assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
     parts = [harvest.rounds(split, ["accepted"])["accepted"] for split in shards.SPLITS]
     assert torch.equal(records["accepted"], torch.cat(parts))
-
-
-def test_columns_are_read_on_demand(harvest):
     assert harvest.rounds("test", ["accepted"]).keys() == {"accepted", "group"}
     everything, some = harvest.rounds("test"), harvest.rounds("test", ["q", "draft_hidden"])
     assert all(torch.equal(everything[name], values) for name, values in some.items())

@@ -119,13 +119,10 @@ def test_jsonl_path_must_be_a_file(tmp_path, name):
         load_prompts(cfg("jsonl", path=str(tmp_path / name)))
 
 
-def test_a_dataset_has_a_name():
+def test_a_dataset_has_a_name_and_its_limit_is_spread_evenly():
     nameless = cfg("starter")
     del nameless["name"]
     refuses(r"^dataset\.name: expected a name", load_prompts, nameless)
-
-
-def test_limit_is_spread_evenly():
     prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
     assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
     assert select(prompts, 99) == select(prompts, None) == prompts

@@ -297,12 +297,9 @@ def test_a_second_process_waits_and_asks_for_nothing(tmp_path):
     assert not stub.bodies
 
 
-def test_a_key_that_is_not_set_is_refused():
+def test_a_key_that_is_not_set_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"^responses\.key_variable: "):
         server("http://127.0.0.1:8000/v1", key_variable="NOT_SET_ANYWHERE")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     says = r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"
     refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path / "file")

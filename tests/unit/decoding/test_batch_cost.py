@@ -21,13 +21,16 @@ def roofline(overhead: float = 0.0) -> Roofline:
     return Roofline(1.0, 0.1, 1.0, 0.5, 2.0, 1e6, 1e5, 100, overhead)
 
 
-def test_a_forward_takes_as_long_as_its_bytes_or_its_operations():
+def test_a_forward_takes_as_long_as_its_bytes_or_operations_or_as_is_given():
     cost = roofline()
     assert cost.target(1, 5) == pytest.approx(2.0 + 0.1)
     assert cost.target(10, 50) == pytest.approx(2.0 + 1.0)
     assert cost.target(10, 400) == pytest.approx(8.0)
     assert cost.draft(10) == pytest.approx(1.0 + 0.1)
     assert roofline(0.5).draft(10) == pytest.approx(1.6)
+    cost = PerRow(1.0, 0.5, 0.1, 0.01)
+    assert (cost.target(2, 2), cost.target(9, 5)) == (1.5, 3.0)
+    assert cost.draft(11) == pytest.approx(0.2)
 
 
 def test_the_shares_of_all_requests_are_the_step():
@@ -37,12 +40,6 @@ def test_the_shares_of_all_requests_are_the_step():
     steps = [cost.target(10, 10 * rows) for rows in range(1, 5)]
     assert np.allclose(10 * found.target.of(np.arange(1, 5)), steps)
     assert 10 * found.autoregressive == pytest.approx(cost.target(10, 10))
-
-
-def test_rows_cost_what_is_given():
-    cost = PerRow(1.0, 0.5, 0.1, 0.01)
-    assert (cost.target(2, 2), cost.target(9, 5)) == (1.5, 3.0)
-    assert cost.draft(11) == pytest.approx(0.2)
 
 
 def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft():
@@ -57,15 +54,12 @@ def test_the_roofline_of_the_embedded_pair_has_the_sizes_of_its_draft():
     assert cost["draft_weights"] == pytest.approx(weights / 1e9, abs=1e-4)
 
 
-def test_a_table_is_linear_in_between():
+def test_a_table_is_linear_in_between_and_knows_nothing_beyond():
     assert (TABLE.target(1, 1), TABLE.target(4, 12), TABLE.draft(4)) == (1, 8, 0.2)
     assert TABLE.target(1, 2) == pytest.approx(1.5)
     assert TABLE.target(4, 6) == pytest.approx(5)  # a row and a half of each
     assert TABLE.target(2, 4) == pytest.approx(1.5 + (6 - 1.5) / 3)
     assert TABLE.draft(2) == pytest.approx(0.1 + 0.1 / 3)
-
-
-def test_beyond_a_table_nothing_is_known():
     refuses("^batch: expected at most 4", TABLE.draft, 5)
     refuses("^batch: expected at most 4", TABLE.target, 5, 5)
     refuses("^gamma_max: expected at most 2.* got 3", TABLE.target, 1, 4)

@@ -89,16 +89,13 @@ def test_hidden_states_ahead_and_behind():
     torch.testing.assert_close(ahead, again)
 
 
-def test_belief_is_the_unwarped_draft():
+def test_belief_is_the_unwarped_draft_and_what_the_warp_leaves_out_is_not_drawn():
     step, tree, lm = new_step(Warp(0.0))
     distribution = lm.distribution((1, 0, 2))
     assert step.q().max() == 1
     torch.testing.assert_close(step.unwarped_q(), distribution)
     push(step, tree, int(distribution.argmax()))
     assert step.drawn_unwarped_q() == pytest.approx(distribution.max().item())
-
-
-def test_a_token_of_probability_zero_cannot_have_been_drawn():
     step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
         push(step, tree, int(lm.distribution((1, 0, 2)).argmin()))
@@ -122,7 +119,7 @@ def test_tree_runs_a_layer_in_one_forward_and_sees_each_path():
     assert draft.children() == [[1, 3], [2], [], [4], []]
 
 
-def test_tree_settles_on_the_accepted_path():
+def test_tree_settles_on_the_accepted_path_and_an_untouched_one_is_empty():
     """The cache keeps what the draft has run on; the rest is caught up by the next round."""
     for path, committed, length in [([3, 4], 6, 5), ([1, 2], 6, 4), ([1], 5, 4), ([], 4, 3)]:
         tree, lm = new_tree()
@@ -136,9 +133,6 @@ def test_tree_settles_on_the_accepted_path():
         kept = [1, 0, 2, *(tree.draft().token[row - 1] for row in path)][:length]
         following = lm.forward(torch.tensor([1])).logits[0].exp()
         torch.testing.assert_close(following, lm.distribution((*kept, 1)))
-
-
-def test_an_untouched_tree_is_an_empty_draft():
     tree, lm = new_tree()
     assert len(tree.draft()) == 0 and len(tree.draft().q) == 1
     tree.settle([], 4)

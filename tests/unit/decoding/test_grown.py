@@ -36,7 +36,7 @@ def rows(share: float, draft: float = 1.0) -> CostTable:
     return cost_table(draft, {1: 5.0, 101: 5.0 + 500 * share})
 
 
-def test_wide_where_rows_are_free_and_a_chain_where_they_are_dear():
+def test_wide_where_rows_are_free_a_chain_where_they_are_dear_siblings_where_forwards_are():
     leaves, lengths = [], []
     for share in (0.0, 0.02, 0.1, 0.4):
         _, draft = drafted(grown(STEADY, rows(share), 0.3, 12, 3))
@@ -46,17 +46,14 @@ def test_wide_where_rows_are_free_and_a_chain_where_they_are_dear():
         assert max(map(len, children)) <= 3
     assert leaves == sorted(leaves, reverse=True) and leaves[0] > leaves[1] > leaves[3] == 0
     assert lengths[0] == 12 and draft.is_chain
+    _, draft = drafted(grown(STEADY, rows(0.0, draft=9.0), 0.2, 12, 3))
+    assert draft.parent == [0, 0, 0]
 
 
 def test_a_draft_forward_runs_for_inner_nodes_alone():
     tree, draft = drafted(grown(Nosy(NUMBERS), rows(0.01), 0.1, 16, 3))
     inner = sum(bool(children) for children in draft.children())
     assert tree.forwards == inner < len(draft)
-
-
-def test_dear_forwards_leave_siblings_alone():
-    _, draft = drafted(grown(STEADY, rows(0.0, draft=9.0), 0.2, 12, 3))
-    assert draft.parent == [0, 0, 0]
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])
@@ -93,13 +90,10 @@ def test_a_certain_draft_has_no_siblings():
         assert draft.is_chain and draft.token == [1] * len(draft)
 
 
-def test_each_drawn_token_is_asked_about_once():
+def test_each_drawn_token_is_asked_about_once_and_none_before_something_is_verified():
     predictor = Nosy(NUMBERS)
     tree, _ = drafted(grown(predictor, rows(0.0), 0.1, 16, 3))
     assert 3 < predictor.asked < len(tree.token), "not about leaves that nothing may come after"
-
-
-def test_nothing_is_asked_before_something_is_verified():
     predictor = Nosy(EVERYTHING)
     assert EVERYTHING.target_layers
     _, draft = drafted(grown(predictor, rows(0.0), 0.1, 9, 2))
@@ -152,15 +146,12 @@ def test_a_replayed_comb_is_what_is_drawn(siblings, rate):
     assert comb.path.item() == path and comb.leaves[0, 0, :path].tolist() == leaves
 
 
-def test_only_a_predictor_of_outcomes_will_do(tmp_path):
+def test_only_a_predictor_of_outcomes_and_copies_will_do(tmp_path):
     folder = write_checkpoint(tmp_path / "specdecpp", "specdecpp", 4)
     with pytest.raises(UserError, match=r"^structure\.checkpoint: .* holds 'specdecpp'"):
         Grown(str(folder), rows(0.0), None, 4, 2)
     with pytest.raises(UserError, match=r"^structure\.checkpoint: no checkpoint in"):
         load_value(tmp_path, "structure.checkpoint")
-
-
-def test_only_copies_will_do():
     refuses("structure.copies: expected decoding.+Copies, got Saying", grown, STEADY, copies=STEADY)
 
 
@@ -255,12 +246,9 @@ def test_a_chain_ends_where_the_next_token_is_not_worth_its_time():
     assert np.array_equal(found.path, np.minimum(willing, limit)) and found.leaves.sum() == 0
 
 
-def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft():
+def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft_measured_or_not():
     steps = cost_table(1.0, {1: 5.0, 2: 6.0, 5: 6.0, 6: 8.0})
     assert row_seconds(steps, 5).tolist() == [0.25, 0.0, 0.0, 0.0, 2.0]
-
-
-def test_rows_that_nobody_measured_are_not_free():
     measured = cost_table(1.0, {1: 5.0, 3: 7.0})
     assert row_seconds(measured, 6).tolist() == [1.0] * 6
 

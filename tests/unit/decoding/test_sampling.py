@@ -12,13 +12,10 @@ from tests.helpers.damage.refusals import refuses
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
 
 
-def test_default_warp_is_softmax():
+def test_default_warp_is_softmax_and_a_temperature_divides():
     torch.testing.assert_close(Warp().probs(LOGITS), LOGITS.softmax(-1))
     assert Warp().probs(LOGITS.bfloat16()).dtype == torch.float32
     assert Warp().probs(LOGITS.double()).dtype == torch.float64
-
-
-def test_temperature():
     torch.testing.assert_close(Warp(0.5).probs(LOGITS), (LOGITS * 2).softmax(-1))
 
 
@@ -28,29 +25,23 @@ def test_greedy_takes_the_lowest_of_tied_tokens():
     assert Warp(0.0).probs(many).argmax() == 0
 
 
-def test_top_k_keeps_k_tokens_and_what_ties_with_the_last():
+def test_top_k_keeps_k_tokens_and_what_ties_with_the_last_before_top_p():
     assert (Warp(top_k=2).probs(LOGITS) > 0).tolist() == [[True, False, True, False], [True] * 4]
     assert Warp(top_k=9).probs(LOGITS).gt(0).all()
-
-
-def test_top_p_keeps_the_fewest_tokens_that_hold_the_mass():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    torch.testing.assert_close(Warp(top_p=0.79).probs(logits), torch.tensor([0.625, 0.375, 0, 0]))
-    assert (Warp(top_p=0.81).probs(logits) > 0).tolist() == [True, True, True, False]
-    assert (Warp(top_p=1e-6).probs(logits) > 0).tolist() == [True, False, False, False]
-
-
-def test_top_p_looks_beyond_its_first_candidates():
-    kept = (Warp(top_p=0.5).probs(torch.arange(4000) * 1e-4) > 0).sum()
-    exact = torch.arange(4000).mul(1e-4).softmax(-1).sort(descending=True).values.cumsum(0)
-    assert kept == (exact < 0.5).sum() + 1
-
-
-def test_top_k_and_top_p_combine_in_this_order():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (Warp(top_k=2, top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
     assert (Warp(top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
     assert (Warp(top_k=2, top_p=0.55).probs(logits) > 0).tolist() == [True, False, False, False]
+
+
+def test_top_p_keeps_the_fewest_tokens_that_hold_the_mass_of_many_too():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    torch.testing.assert_close(Warp(top_p=0.79).probs(logits), torch.tensor([0.625, 0.375, 0, 0]))
+    assert (Warp(top_p=0.81).probs(logits) > 0).tolist() == [True, True, True, False]
+    assert (Warp(top_p=1e-6).probs(logits) > 0).tolist() == [True, False, False, False]
+    kept = (Warp(top_p=0.5).probs(torch.arange(4000) * 1e-4) > 0).sum()
+    exact = torch.arange(4000).mul(1e-4).softmax(-1).sort(descending=True).values.cumsum(0)
+    assert kept == (exact < 0.5).sum() + 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

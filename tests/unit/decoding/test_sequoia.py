@@ -101,7 +101,7 @@ def test_nodes_beyond_the_support_are_still_planned():
     assert [plan.nodes for plan in plans] == [1, 2, 3, 4, 5]
 
 
-def test_trees_come_depth_first():
+def test_trees_come_depth_first_and_have_layers():
     tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
     assert all(parent < row for row, parent in enumerate(tree, 1))
     draft = Draft(tree, [0] * 39, torch.zeros(40, 1))
@@ -110,9 +110,6 @@ def test_trees_come_depth_first():
         order.append(waiting.pop())
         waiting += reversed(draft.children()[order[-1]])
     assert order == list(range(40))
-
-
-def test_layers_of_a_tree():
     assert layer_rows([0, 1, 1, 0, 4, 5]) == [1, 2, 1]
     assert layer_rows([0, 0, 0]) == [1]
 

@@ -80,16 +80,13 @@ def test_counts_and_confidences():
     assert not before.should_stop(Step(0, [0.6, 0.4]))
 
 
-def test_product_of_all_that_was_drawn():
+def test_product_of_all_that_was_drawn_is_tried_closely_where_it_is_small():
     rule = Product(0.3)
     for round_ in (0, 1):
         rule.begin_round(context(round_))
         asked = [rule.should_stop(Step(count, [1.0], drawn=0.6)) for count in range(4)]
         assert asked == [False, False, False, True]
         assert rule.predicted == pytest.approx([0.6, 0.36, 0.216])
-
-
-def test_products_are_tried_closely_where_they_are_small():
     grid = Product(0.3).grid(50, 20)
     assert (len(grid), grid[0], grid[-1]) == (51, 0, 1) and sorted(set(grid)) == grid
     assert sum(0 < value < 1e-3 for value in grid) >= 10

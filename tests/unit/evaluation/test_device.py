@@ -103,12 +103,9 @@ def test_distances(value, host, expected):
     assert check.distance(value, host) == pytest.approx(expected)
 
 
-def test_differences_are_named():
+def test_differences_are_named_and_speeds_have_the_time_outside_the_models():
     assert check.first_difference([1, 2], [1, 3]) == "token 1: 2 for 3"
     assert check.first_difference([1, 2], [1]) == "2 tokens for 1"
-
-
-def test_speeds_and_the_time_outside_the_models():
     pair = pair_on("cpu", "cpu")
     pair.draft.reads_target = True  # nothing runs on threads of its own
     speeds = check.decoding_speeds(pair, None, PROMPTS, TOKENS, 1)

@@ -122,15 +122,12 @@ def test_the_legend_says_what_each_method_does():
     ]
 
 
-def test_equal_outputs_are_one_line():
+def test_equal_outputs_are_one_line_and_names_cannot_drive_the_terminal():
     lines = ["hold", *difference_lines({"a": [], "b": []}, 3)]
     equal = "greedy: outputs of 2 methods equal plain decoding, every token"
     assert lossless_in_short(lines) == ["hold", equal]
     wrong = difference_lines({"a": [], "b": [Difference("p", 0, 7, 9, 0.5)]}, 3)
     assert lossless_in_short(wrong) == wrong
-
-
-def test_names_cannot_drive_the_terminal():
     lines = difference_lines({"fixed": [Difference(WRONG, 1, 2, 3, 0.5)]}, 1)
     lines += markdown([WRONG], [[WRONG]]).split("\n")
     assert all(line.isprintable() for line in lines) and len(lines) == 5

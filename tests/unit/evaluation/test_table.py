@@ -66,10 +66,13 @@ def test_ratios_are_of_sums_over_requests():
     assert row["acceptance"] == pytest.approx(8 / 13)
 
 
-def test_nothing_is_an_empty_table():
+def test_nothing_is_an_empty_table_and_plain_decoding_has_no_draft_figures():
     rows = table.table("timed", [])
     assert rows.empty and {"kind", "policy", "dataset", "prompt", "repeat"} <= set(rows)
     assert summary(rows) == compare(rows) == {} and table.count_prompts(rows) == 0
+    row = summary(timed({"autoregressive": [plain(3)]}))["autoregressive"]
+    assert row["tokens/target call"].value == row[table.SPEEDUP].value == 1
+    assert all(row[name].value == 0 for name in ("acceptance", "rollback RB", "accepted length M"))
 
 
 def test_rollback_counts_steps_in_time():
@@ -80,12 +83,6 @@ def test_rollback_counts_steps_in_time():
     assert rows["tree"]["rollback RB"].value == 3 / 6
     assert rows["overlapped"]["rollback RB"].value == 3 / 4
     assert rows["overlapped"]["class some"].value == 1 and "waste" not in rows["tree"]
-
-
-def test_plain_decoding_has_no_draft_figures():
-    row = summary(timed({"autoregressive": [plain(3)]}))["autoregressive"]
-    assert row["tokens/target call"].value == row[table.SPEEDUP].value == 1
-    assert all(row[name].value == 0 for name in ("acceptance", "rollback RB", "accepted length M"))
 
 
 def test_shares_of_decode_time():

@@ -38,10 +38,12 @@ def test_texts_keep_their_spaces():
     assert [found.text(token) for token in (5, 6, 7, 9)] == [" b", "c", " d", "e"]
 
 
-def test_without_texts_a_token_is_its_id(tmp_path):
+def test_without_texts_a_token_is_its_id_and_an_earlier_version_is_named(tmp_path):
     found = read(tmp_path)
     assert found == Vocabulary() and found.text(17) == "[17]" and found.prompt(trace()) == ""
     assert of_traces(tiny_tokenizer(), [], {}) == Vocabulary()
+    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
+    refuses("vocabulary.json is damaged or of an earlier version", read, tmp_path)
 
 
 def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path):
@@ -51,8 +53,3 @@ def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path):
     write(tmp_path, of_traces(tiny_tokenizer(), [one, other], prompts))
     found = read(tmp_path)
     assert (found.prompt(one), found.prompt(other), found.prompt(trace())) == ("w3", "w5", "")
-
-
-def test_a_file_of_an_earlier_version_is_named(tmp_path):
-    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
-    refuses("vocabulary.json is damaged or of an earlier version", read, tmp_path)

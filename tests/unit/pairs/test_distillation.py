@@ -85,15 +85,12 @@ def test_chats_hold_what_a_plain_forward_says(target, chats):
         torch.testing.assert_close(chat.hidden.float(), hidden[chat.start - 1 : -1], **near)
 
 
-def test_given_prompts_come_first(target):
+def test_given_prompts_come_first_and_own_ones_complete_an_opening(target):
     prompts = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
     first, second, own = islice(talk(target, 0, prompts, slots=1, temperatures=[1.0]), 3)
     assert first.tokens[2:4].tolist() == [10, 11] and first.start == 7
     assert second.tokens[2:7].tolist() == [12, 13, 14, 15, 16], "cut at prompt_tokens"
     assert own.start <= 2 + 5 + 3
-
-
-def test_own_prompts_complete_an_opening(target):
     openings = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
     chats = list(islice(talk(target, 0, (), openings), 12))
     begun = {tuple(chat.tokens[2:4].tolist()) for chat in chats}
@@ -115,16 +112,13 @@ def test_head_gradient_is_autograd_s(share):
     assert accepted == pytest.approx(acceptance.item())
 
 
-def test_products_in_bfloat16_change_little():
+def test_products_in_bfloat16_change_little_and_orthogonalised_values_are_near_one():
     torch.manual_seed(1)
     own, states, head = torch.randn(300, 8), torch.randn(300, 8), torch.randn(11, 8)
     exact, acceptance = head_gradient(own, states, head, 0.7)
     rounded, accepted = head_gradient(own, states, head.bfloat16(), 0.7)
     assert rounded.dtype == torch.float32 and accepted == pytest.approx(acceptance, abs=0.01)
     assert (rounded - exact).norm() < 0.02 * exact.norm()
-
-
-def test_orthogonalised_has_singular_values_near_one():
     torch.manual_seed(2)
     for shape in [(8, 20), (20, 8)]:
         values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))

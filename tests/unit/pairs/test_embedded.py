@@ -107,7 +107,7 @@ def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg):
     assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
 
-def test_a_complete_pair_is_kept(cfg, capsys):
+def test_a_complete_pair_is_kept_and_new_layers_make_a_new_draft(cfg, capsys):
     Path(cfg.pair.target).with_name("unrelated").touch()
     build_all(cfg)
     made = Path(cfg.pair.target, "config.json").stat().st_mtime_ns
@@ -116,6 +116,12 @@ def test_a_complete_pair_is_kept(cfg, capsys):
     assert Path(cfg.pair.target, "config.json").stat().st_mtime_ns == made
     lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["target: complete", "draft: complete"]
+    build_all(cfg)
+    save_file(copied_layers(plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
+    capsys.readouterr()
+    build_all(cfg)
+    out = capsys.readouterr().out
+    assert "target: complete" in out and "draft: made from other sources" in out
 
 
 @pytest.mark.parametrize(
@@ -139,15 +145,6 @@ def test_a_damaged_folder_is_built_again(cfg, capsys, name, content, says):
     build_all(cfg)
     assert capsys.readouterr().out.startswith(says)
     assert file.read_bytes() == intact
-
-
-def test_new_layers_make_a_new_draft(cfg, capsys):
-    build_all(cfg)
-    save_file(copied_layers(plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
-    capsys.readouterr()
-    build_all(cfg)
-    out = capsys.readouterr().out
-    assert "target: complete" in out and "draft: made from other sources" in out
 
 
 def test_an_interrupted_build_leaves_nothing_half_written(cfg, monkeypatch):

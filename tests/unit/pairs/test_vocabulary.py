@@ -26,7 +26,7 @@ TOKENS = torch.tensor([2, 3, 11, 19, 30])
 TEXTS = [Text(torch.arange(1, 12), 3), Text(torch.tensor([30, 4, 9, 9]), 2)]
 
 
-def test_responses_are_counted_and_prompts_are_not():
+def test_responses_are_counted_and_cut_and_prompts_are_not():
     joined = Text.joined(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2]))
     texts = [joined, Text(torch.tensor([7, 0, 7]), 1)]
     chat = Chat(torch.tensor([1, 1, 7], dtype=torch.int32), 2, torch.zeros(1, 4))
@@ -34,9 +34,6 @@ def test_responses_are_counted_and_prompts_are_not():
     assert counts.tolist() == [1, 0, 2, 0, 0, 0, 0, 3, 0]
     # the lowest id first of those as frequent
     assert ranked(counts).tolist() == [7, 2, 0, 1, 3, 4, 5, 6, 8]
-
-
-def test_texts_are_cut_after_so_many_response_tokens():
     assert [len(text.response) for text in shortened(TEXTS, 3)] == [3]
     assert [len(text.response) for text in shortened(TEXTS, 9)] == [8, 1]
     assert [len(text.response) for text in shortened(TEXTS, 99)] == [8, 2]

@@ -115,16 +115,13 @@ def test_datasets_together_have_no_stored_price():
     assert stored == {"toy": 1.25, "other": 1.5, "all": None}
 
 
-def test_specdecpp_is_known_by_its_stop_rule():
+def test_specdecpp_is_known_by_its_stop_rule_and_priced_at_the_ratios_of_papers():
     found = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     measured = records_by(specdecpp_speed([*compared(), found]), "method")
     assert measured["stop 50"]["speed-up"] == 2
     found.config["modelled"] = [2]
     modelled = records_by(specdecpp_modelled([found]), "method")
     assert modelled["stop 50"]["speed-up, c = 2"] == pytest.approx(16 / 13)
-
-
-def test_without_ratios_asked_the_papers_are_priced():
     found = compared()
     del found[0].config["modelled"]
     names = [name for name in specbranch_modelled(found).columns if name.endswith(" low")]

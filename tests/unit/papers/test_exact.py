@@ -127,13 +127,10 @@ def test_sure_drafts_are_drawn_to_their_end(tmp_path, monkeypatch):
     assert figure.column("threshold or length")[1:3] == [0.0, 3]
 
 
-def test_halves_are_of_the_prompts_there_are():
+def test_halves_are_of_the_prompts_there_are_and_a_greedy_target_has_nothing_to_know(tmp_path):
     accept, group = np.random.default_rng(0).random((12, 4)), np.repeat([0, 2, 4, 6], 3)
     rows = [list(row.values())[3:9] for row in _judged([Rollouts([], "T = 1", accept, group)])]
     assert all(value is not None and value == value for row in rows for value in row)
-
-
-def test_a_greedy_target_has_nothing_to_know(tmp_path):
     greedy = described_as(write_harvest(tmp_path / "tiny"), warp={**WARP, "temperature": 0.0})
     for some in ([], [greedy]):
         lacks("sampled target", threshold_rules, some)

@@ -143,7 +143,7 @@ def of_ages(unit: str = "positions") -> Aged:
     )
 
 
-def test_each_age_has_its_accuracy_and_log_loss():
+def test_each_age_has_its_accuracy_and_log_loss_in_rounds_too():
     figure = feature_age([of_ages()])
     assert figure.column("age (positions)") == [0, 4] and figure.how_to_read == ""
     assert figure.column("accuracy") == [1.0, 0.5]
@@ -155,9 +155,6 @@ def test_each_age_has_its_accuracy_and_log_loss():
     assert worse == pytest.approx([0.0, entropy + log(0.9)]), "of the same rounds"
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
     lacks("anchors.stride=1", feature_age, [])
-
-
-def test_ages_in_rounds_say_how_far_a_round_goes():
     figure = feature_age([of_ages("rounds")])
     assert figure.column("age (rounds)") == [0, 4] and figure.name == "feature-age-rounds-h"
     assert figure.how_to_read == "Positions in a round, on average: toy 1.50."

@@ -54,13 +54,10 @@ def test_it_is_never_behind_a_threshold_or_a_length(seed):
     assert found.rate >= max(threshold(survived, 5.0).rate, fixed(survived, 5.0).rate)
 
 
-def test_a_rule_of_depth_is_found_where_survival_says_nothing():
+def test_a_rule_of_depth_is_found_and_a_draft_that_is_never_accepted_is_not_drawn():
     survived = survival(np.tile([1.0, 1.0, 0.0, 0.0], (5, 1)))
     assert best(survived, 4.0).rate == pytest.approx(3 / 6)
     assert fixed(survived, 4.0).go_on[:, 0].tolist() == [True, True, False, False]
-
-
-def test_a_draft_that_is_never_accepted_is_not_drawn():
     survived = survival(np.zeros((5, 3)))
     for find in (best, threshold, fixed):
         assert find(survived, 5.0).rate == pytest.approx(1 / 5)

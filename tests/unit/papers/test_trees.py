@@ -60,7 +60,7 @@ def binary(*depths: int) -> list[Evaluation]:
     return [evaluation(made, {"autoregressive": PLAIN, **dict.fromkeys(made, WIDE)})]
 
 
-def test_tokens_per_call_of_trees():
+def test_tokens_per_call_of_trees_and_growth_where_sizes_differ_most():
     figure = tree_table(wide())
     rows = records_by(figure, "method")
     layers = rows["dyspec layers"]
@@ -68,9 +68,6 @@ def test_tokens_per_call_of_trees():
     assert layers["speed-up"] == pytest.approx((6 / 4) / 1)
     assert rows["specinfer"][f"{CALLS} low"] is None, "one prompt"
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")
-
-
-def test_growth_where_sizes_differ_most_at_each_temperature():
     figure = tree_sizes([*wide(), *wide(0.0)])
     assert figure.rows == [
         [temperature, "toy", "dyspec layers", "a", *numbers]

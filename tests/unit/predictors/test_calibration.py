@@ -185,16 +185,13 @@ def test_a_known_shift_is_undone_before_the_temperature():
     assert error(fitted, logits, true) < 1e-2
 
 
-def test_a_shift_is_kept_alone_where_nothing_more_helps_and_left_out_where_it_hurts():
+def test_a_shift_is_kept_where_it_helps_alone_and_none_is_the_head_as_trained():
     logits, targets, group, true = world(lambda z: z - torch.tensor([0.0, 1.0]), 2)
     fitted = calibrate(fit_temperature, logits, targets, 0 * group, offset=(0.0, 1.0))
     assert (fitted.method, fitted.offset) == ("offset", (0.0, 1.0)) and fitted.note
     assert error(fitted, logits, true) < 1e-6
     fitted = calibrate(fit_temperature, true, targets, group, offset=(0.0, 30.0))
     assert fitted.offset == () and fitted.nll_after == pytest.approx(fitted.nll_before)
-
-
-def test_none_is_the_head_as_trained():
     logits, targets, group, _ = world(lambda z: 3 * z, 2)
     kept = calibrate(None, logits, targets, group, offset=(0.0, 1.0))
     assert kept.method == "none" and not kept.note and kept.nll_after == kept.nll_before

@@ -57,12 +57,9 @@ def test_what_is_no_table_is_refused(logits, labels, says):
     assert line.startswith("source.files: x.pt: expected") and says in line and "\n" not in line
 
 
-def test_values_that_do_not_count_may_be_anything():
+def test_values_that_do_not_count_may_be_anything_and_blocks_are_the_units():
     found = table("x", "toy", NAN, S.flip(1) + 1, torch.tensor([0]), torch.tensor([0]))
     assert found.logits.tolist() == [[0, 0]] and found.labels.tolist() == [[0, 0]]
-
-
-def test_blocks_of_proposals_are_the_units():
     assert blocks(130).bincount().tolist() == [64, 64, 2]
 
 
@@ -145,9 +142,10 @@ def test_each_temperature_is_the_first_of_lowest_error_given_those_before():
         survival = survival * torch.sigmoid(rows.logits[:, position] / found)
 
 
-def test_grids():
+def test_grids_and_a_position_that_nothing_came_to():
     assert len(DEEPSPEC.grid()) == 257 and 1.0 in DEEPSPEC.grid()
     assert torch.equal(SGLANG.grid(), torch.logspace(-1, 1, steps=41).double())
+    assert SGLANG(replace(logged(100), length=torch.full((100,), 2)))[2] == 1.0
 
 
 def test_only_what_counts_is_fitted_on():
@@ -165,10 +163,6 @@ def test_only_what_counts_is_fitted_on():
         for t in SGLANG.grid().tolist()
     ]
     assert found[1] == SGLANG.grid()[errors.index(min(errors))]
-
-
-def test_a_position_that_nothing_came_to_stays_as_it_is():
-    assert SGLANG(replace(logged(100), length=torch.full((100,), 2)))[2] == 1.0
 
 
 def made(logits: Tensor, labels: Tensor, group: Tensor, length: int = 3) -> Confidences:
@@ -213,14 +207,11 @@ def test_expected_labels_fit_as_so_many_realised_ones(fit):
     assert torch.allclose(ours, theirs, atol=5e-3)
 
 
-def test_only_proposals_that_came_so_far_are_learned_from():
+def test_only_what_came_so_far_is_learned_from_and_the_loss_is_of_the_accepted_length():
     rows = logged(500)
     logits, targets, group = reached(rows, 1)
     assert len(logits) == len(group) == int(rows.labels[:, 0].sum())
     assert torch.equal(targets.sum(1), torch.ones(len(targets)).double())
-
-
-def test_the_loss_of_the_accepted_length():
     z = torch.tensor([[0.3, -0.2, 1.0]]).double()
     c = torch.sigmoid(z)[0].tolist()
     likely = [1 - c[0], c[0] * (1 - c[1]), c[0] * c[1] * (1 - c[2]), c[0] * c[1] * c[2]]

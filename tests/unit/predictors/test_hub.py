@@ -62,17 +62,14 @@ def test_what_is_no_hub_is_one_line(body, tmp_path, hub_at):
         refuses("^predictor: no folder me/x, and no such repository", local_folder, "me/x")
 
 
-def test_a_folder_is_what_it_is(tmp_path):
+def test_a_folder_is_what_it_is_and_a_changed_checkpoint_is_not_pushed(tmp_path):
     assert local_folder(tmp_path) == tmp_path
     assert local_folder("/nowhere/at/all") == Path("/nowhere/at/all")
+    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
+    (folder / "metrics.json").write_text("{}")
+    refuses("folder: .*metrics.json is not as it was written", push_to_hub, folder, "me/value")
 
 
 @pytest.mark.parametrize("source", ["", " ", None, 3])
 def test_what_is_no_folder_is_refused(source):
     refuses("predictor: expected a folder or owner/name", local_folder, source)
-
-
-def test_a_changed_checkpoint_is_not_pushed(tmp_path):
-    folder = write_checkpoint(tmp_path / "made", "specdecpp", 4)
-    (folder / "metrics.json").write_text("{}")
-    refuses("folder: .*metrics.json is not as it was written", push_to_hub, folder, "me/value")

@@ -41,11 +41,12 @@ def test_three_class_scores_agree_with_sklearn():
     assert confusion(eye[[1, 1, 2]], eye) == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
 
 
-def test_soft_labels():
+def test_soft_labels_and_base_rate():
     probs, targets = binary([0.5, 0.8]), binary([0.5, 0.0])
     assert kl(probs, targets) == pytest.approx(-math.log(0.2) / 2)
     assert kl(targets, targets) == pytest.approx(0.0, abs=1e-9)
     assert brier(probs, targets) == pytest.approx(0.32)
+    assert torch.allclose(base_rate(binary([0.2, 0.6]), 2), binary([0.4, 0.4]))
 
 
 def test_ece_by_hand():
@@ -55,10 +56,6 @@ def test_ece_by_hand():
     # both in one bin: mean .65, one right
     top = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64)
     assert ece(top, torch.eye(3, dtype=torch.float64)[[0, 1]], bins=2) == pytest.approx(0.15)
-
-
-def test_base_rate():
-    assert torch.allclose(base_rate(binary([0.2, 0.6]), 2), binary([0.4, 0.4]))
 
 
 def test_confidence_is_a_logistic_of_the_log_odds():

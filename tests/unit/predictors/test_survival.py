@@ -50,13 +50,10 @@ def test_dependent_tokens_are_seen_in_the_product(hard):
     assert found.nll_after == pytest.approx(loss(calibrated, rows))
 
 
-def test_a_product_that_is_right_is_kept():
+def test_a_product_that_is_right_is_kept_and_it_rises_with_it_at_every_depth():
     rows = rollouts(0.0)
     found = fit_survival(rows)
     assert found.is_product or torch.allclose(found.of_prefixes(rows), rows.product, atol=0.02)
-
-
-def test_it_rises_with_the_product_at_every_depth():
     found = fit_survival(rollouts(2.0))
     product = torch.linspace(1e-5, 1 - 1e-5, 500, dtype=torch.float64)
     assert found.of_products(product[:, None].expand(-1, 20)).diff(dim=0).min() > 0
@@ -86,16 +83,13 @@ def test_one_way_of_reading_it():
     assert torch.isfinite(Survival(2.0, 0.1)(torch.tensor([1.0, 0.0]))).all()
 
 
-def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_probability():
+def test_prefixes_end_where_the_draft_does_and_deep_ones_are_reported_together():
     f = torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]])
     accept = torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]])
     rows = prefixes(f, accept, torch.tensor([3, 2]), torch.tensor([7, 9]))
     assert rows.k.tolist() == [1, 2, 3, 1, 2] and rows.group.tolist() == [7, 7, 7, 9, 9]
     assert rows.product.tolist() == pytest.approx([0.5, 0.2, 0.18, 0.2, 0.1])
     assert rows.accepted.tolist() == [1.0, 0.5, 0.25, 0.5, 0.0]
-
-
-def test_depths_are_reported_apart_and_the_deep_ones_together():
     k = torch.arange(1, 21).double()
     parts = {name: k[part].tolist() for name, part in by_depth(k)}
     assert list(parts) == ["all", "1", "2", "3", "4", "5-8", "9-"]

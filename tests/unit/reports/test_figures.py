@@ -47,7 +47,7 @@ HOME = Predicted(
 AWAY = replace(HOME, dataset="other", in_domain=False)
 
 
-def test_bins_hold_predictions_and_outcomes_before_and_after():
+def test_bins_hold_predictions_and_outcomes_before_and_after_or_the_likeliest_class():
     figure = diagrams([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split"] * 4 + ["other"] * 4
     assert figure.column("probabilities")[:4] == ["as trained"] * 2 + ["calibrated"] * 2
@@ -59,9 +59,6 @@ def test_bins_hold_predictions_and_outcomes_before_and_after():
     one_bin = replace(HOME, calibrated=two(torch.full((4,), 0.5)))
     ends = interval(diagrams([one_bin]).records[-1], "outcome")
     assert ends == pytest.approx([0.75, 0.5, 1.0]), "over prompts"
-
-
-def test_of_three_classes_it_is_the_most_likely_one():
     probs = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
     targets = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
     said = {"as_trained": probs, "calibrated": probs, "targets": targets}
@@ -79,9 +76,6 @@ def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_scor
     assert figure.column("log loss")[0] == pytest.approx(-(log(0.8) + log(0.2) + 2 * log(0.8)) / 4)
     assert figure.column("base rate")[0] == pytest.approx(-(log(0.25) + 3 * log(0.75)) / 4)
     assert base_rate(two(torch.tensor([0.5, 0.5]))) == pytest.approx(log(2))
-
-
-def test_nothing_to_predict_on_says_what_is_needed():
     for build in (diagrams, drift):
         lacks("train.py", build, [])
 
@@ -121,7 +115,7 @@ TOKENS = DraftTokens(
 )
 
 
-def test_accepted_and_rejected_tokens_are_apart():
+def test_accepted_and_rejected_tokens_are_apart_of_every_dataset_and_temperature():
     q, highest, entropy = (by_verdict([TOKENS], quantity) for quantity in QUANTITIES)
     assert q.column("verdict") == ["accepted", "rejected"]
     assert q.column("tokens") == [3, 1] and q.column("prompts") == [2, 1]
@@ -133,9 +127,6 @@ def test_accepted_and_rejected_tokens_are_apart():
     assert entropy.column("mean entropy (nats)") == pytest.approx([1.0, 3.0])
     assert entropy.column("95 %") == pytest.approx([1.9, 3.0])
     assert q.kind == "measured" and "bootstrap" in q.interval
-
-
-def test_every_dataset_and_temperature_has_its_rows():
     other = replace(TOKENS, temperature=0.0, dataset="gsm8k")
     figure = by_verdict([TOKENS, other], QUANTITIES[0])
     assert figure.column("temperatures") == ["T = 1"] * 2 + ["T = 0, draft 1"] * 2

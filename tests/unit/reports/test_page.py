@@ -91,14 +91,11 @@ def test_it_says_that_a_draft_is_simulated():
     assert simulated.where == f"{other.where}; {SIMULATED}"
 
 
-def test_where_nothing_is_faster_it_is_plain_decoding():
+def test_where_nothing_with_a_draft_is_faster_it_is_plain_decoding():
     (answer,) = answers(Artifacts([decoded(seconds=1.5)]))
     assert answer.use.startswith("Use plain decoding")
     assert answer.command.endswith("'methods=[autoregressive]'")
     assert not any(bar.chosen for bar in answer.bars)
-
-
-def test_a_method_without_a_draft_is_not_what_to_use():
     found = decoded()
     found.results["methods"] = {
         name: {"settings": found.config["method"][name], "note": "", "speculates": name != "quick"}
@@ -184,7 +181,7 @@ def one(figure: Figure, image: bytes | None = None, **rest: Any) -> str:
     return page(rest.pop("artifacts", Artifacts()), shown, rest.pop("lacking", []), **rest)
 
 
-def test_a_table_is_open_and_says_what_it_rests_on():
+def test_a_table_is_open_and_a_picture_s_values_fold_away():
     text = one(a_figure())
     assert "<details>" not in text and "<img" not in text
     assert "SpecDec++, table 1. Modelled; 3 prompts; 95 %, over prompts." in text
@@ -192,9 +189,6 @@ def test_a_table_is_open_and_says_what_it_rests_on():
     assert '<td class="number">1.235</td>' in text and '<td class="number">–</td>' in text
     assert 'href="speedups.csv"' in text and "speedups.png" not in text
     assert '<a href="#speedups">Speed</a>' in text and 'id="speedups"' in text
-
-
-def test_a_picture_is_in_the_page_and_its_values_fold_away():
     text = one(a_figure(), PNG)
     assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in text
     assert 'href="speedups.png"' in text and "<details>" in text

@@ -45,13 +45,10 @@ def test_runs_by_dataset_and_temperature():
     assert extent(found) == "2 prompts, 4 rounds"
 
 
-def test_a_dataset_called_all_is_not_all_of_them():
+def test_a_dataset_called_all_is_not_all_and_names_shown_alike_are_two():
     both = [trace([chain(1, 1)], dataset="all"), trace([chain(1, 0)], dataset="y")]
     found = with_all(runs([evaluation({"fixed": FIXED}, {"fixed": both})]))
     assert [(run.dataset, len(run.traces)) for run in found] == [('"all"', 1), ("y", 1), ("all", 2)]
-
-
-def test_methods_whose_names_are_shown_alike_are_two():
     methods = {"a_b": FIXED, "a b": FIXED}
     found = evaluation(methods, {name: [trace([chain(1, 1)])] for name in methods})
     assert [run.name for run in runs([found])] == [run.name for run in pooled(runs([found]))]

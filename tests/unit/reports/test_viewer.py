@@ -179,13 +179,10 @@ def test_the_rule_of_a_method(stop, rule):
     assert rule_of(settings) == rule
 
 
-def test_overlap_traces_need_no_rule():
+def test_overlap_traces_need_no_rule_and_requests_no_rounds():
     stages = StageTrace("draft", 0, 0, 0, 0, [], 0, 0, [Span("target", "verify", 1.0, 2.0, 1)])
     found = of(replace(plain(8), overlap=stages, predicted=[0.0]))[0]
     assert found.outcome == 0 and found.drafted == []
-
-
-def test_a_request_without_rounds():
     assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
 
 
@@ -227,28 +224,22 @@ def test_the_numbers_of_a_round():
     assert (start, long) == (1_000_000, 60_000)
 
 
-def test_few_prompts_of_the_first_repeat():
+def test_few_prompts_of_the_first_repeat_and_many_evaluations_share_the_page():
     many = evaluation(prompts=PROMPTS + 3, repeats=2)
     names = [name for name, _ in data(fragment([many], {}))["runs"][0]["prompts"]]
     assert names == [f"a p{i}" for i in range(PROMPTS)]
     few = data(fragment([evaluation(prompts=3, repeats=2)], {}))["runs"][0]
     assert [len(method["requests"]) for method in few["methods"]] == [3, 3]
     assert len(few["prompts"]) == 3
-
-
-def test_many_evaluations_share_the_page():
     html = fragment([evaluation(str(number), prompts=9) for number in range(6)], {})
     assert {len(run["prompts"]) for run in data(html)["runs"]} == {4} and "first 4 prompts" in html
 
 
-def test_a_long_prompt_is_shown_from_its_end():
+def test_a_long_prompt_is_shown_from_its_end_and_nothing_as_nothing():
     one = evaluation(prompts=1)
     text = Vocabulary({}, {"a": {"p0": "a" * 1000 + "b" * PROMPT_END}})
     shown = data(fragment([one], {one.folder: text}))
     assert shown["runs"][0]["prompts"][0][1] == "b" * PROMPT_END
-
-
-def test_nothing_to_show():
     assert fragment([], {}) == ""
 
 

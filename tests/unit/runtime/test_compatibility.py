@@ -24,10 +24,7 @@ def test_only_what_is_named_here_is_compared_and_a_name_is_free(here, found):
     assert incompatible(made, here) == found
 
 
-def test_what_was_made_for_no_gamma_fits_every_one():
+def test_what_was_made_for_no_gamma_fits_and_differences_are_one_line():
     assert incompatible({"gamma": None}, {"gamma": 4}) == incompatible({}, {"gamma": 4}) == []
-
-
-def test_differences_in_one_line():
     assert differences({"a": {"b": (1, 2)}}, {"a": {"b": [1, 2]}}) == ""
     assert differences({"a": 1, "b": 2}, {"a": 3}) == "a=1, here 3, b=2, here None"

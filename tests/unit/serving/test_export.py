@@ -193,14 +193,11 @@ def test_the_floor_is_where_the_longest_draft_costs_what_it_brings():
     assert "never pays" in "\n".join(made.left_out)
 
 
-def test_costs_of_one_number_of_rows_are_no_table():
+def test_costs_of_one_number_of_rows_a_rule_not_tuned_and_rates_that_rise():
     made = ENGINES["sglang"].export(told(costs=cost_table(1, 10)))
     assert "sps.json" not in made.files and "one number of rows" in "\n".join(made.left_out)
     made = ENGINES["sglang"].export(told(calibration=None, gamma=None))
     assert "they take a draft's length" in "\n".join(made.left_out)
-
-
-def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise():
     made = ENGINES["transformers"].export(told(thresholds=thresholds()))
     assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
     assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
@@ -223,14 +220,11 @@ def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
     return float(table["bias_seconds"] + alpha + theta)
 
 
-def test_steps_are_of_whole_drafts():
+def test_steps_are_of_whole_drafts_and_a_sum_is_told_whole():
     found = steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert found["sample_batch_tokens"] == [4, 8, 16, 32] and found["max_batch_tokens"] == 32
     step = SUM.target(4, 16) + 3 * SUM.draft(4) + OVERHEAD
     assert 1 / found["sample_steps_per_sec"][2] == pytest.approx(step)
-
-
-def test_what_is_a_sum_is_told_whole():
     table, error = additive(SUM, GAMMA, OVERHEAD)
     assert error < 1e-6
     for size in SIZES:

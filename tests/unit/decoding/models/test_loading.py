@@ -198,16 +198,13 @@ def test_quantisation_becomes_the_class_of_its_method(tiny_pair_dir, monkeypatch
     assert given["device_map"] == "cpu" and given["dtype"] == torch.float64
 
 
-def test_a_cpu_is_named_as_linux_names_it(tmp_path, monkeypatch):
+def test_a_cpu_is_named_as_linux_names_it_and_a_gpu_by_its_driver(tmp_path, monkeypatch):
     text = "processor\t: 0\nmodel name\t: Fast CPU @ 3 GHz\nmodel name\t: Another\n"
     (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.hardware(torch.device("cpu")) == "Fast CPU @ 3 GHz"
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nowhere")
     assert machine.processor()
-
-
-def test_a_gpu_is_named_by_its_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert machine.hardware(torch.device("cuda:1")) == "GPU 1"
 

@@ -240,15 +240,12 @@ def test_rules_are_compared_prompt_by_prompt():
     assert alone.other is None
 
 
-def test_the_rule_to_advise_is_the_best_where_thresholds_are_chosen():
+def test_the_rule_to_advise_is_the_best_where_chosen_and_pays_beyond_the_noise():
     by_choice, by_verdict = candidate("a", 0.5, 0, 40), candidate("b", 0.5, 0, 50)
     swapped = [replace(by_verdict, rule="a"), replace(by_choice, rule="b")]
     found = choose([by_choice, by_verdict], swapped, cost_table(1.0, 8.0), np.ones(1))
     assert [choice.rule for choice in found] == ["a", "b"] and found[0].speculate
     assert found[0].expected > found[1].expected and found[0].speedup < found[1].speedup
-
-
-def test_a_rule_speculates_where_it_pays_beyond_the_noise():
     (_, first), (_, second) = lengths(3), lengths(4)
     pays, noise = set(), 0
     for price in np.arange(0.1, 2.0, 0.05):  # of a draft token; a target call is 1

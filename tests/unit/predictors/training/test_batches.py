@@ -19,11 +19,14 @@ from predictors.training.batches import (
 from tests.helpers.damage.refusals import refuses
 
 
-def test_items_are_all_rows_of_a_prompt():
+def test_items_are_all_rows_of_a_prompt_and_shares_differ_by_one_at_most():
     group = torch.tensor([7, 9, 7, 9, 9, 3])
     items = Items(torch.arange(6.0)[:, None].bfloat16(), torch.arange(6), group)
     x, y = items.__getitems__([2, 0])
     assert len(items) == 3 and y.tolist() == [1, 3, 4, 5] and x.dtype == torch.float32
+    for size in (0, 1, 5, 32):
+        sizes = [len(range(size)[part_of(size, rank, 3)]) for rank in range(3)]
+        assert sum(sizes) == size and max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
@@ -38,12 +41,6 @@ def test_parts_of_a_micro_batch_are_the_micro_batch_in_order(processes):
         for x, _, rows_before, rows in parts:
             assert rows == items.count(batch) and rows_before == before
             before += len(x)
-
-
-def test_shares_differ_by_one_at_most():
-    for size in (0, 1, 5, 32):
-        sizes = [len(range(size)[part_of(size, rank, 3)]) for rank in range(3)]
-        assert sum(sizes) == size and max(sizes) - min(sizes) <= 1
 
 
 def test_dropout_of_the_parts_is_that_of_the_whole():
@@ -65,7 +62,7 @@ def unbalanced(*counts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, label, torch.arange(len(label))
 
 
-def test_no_prompt_is_on_both_sides_and_both_have_one():
+def test_no_prompt_is_on_both_sides_and_constant_columns_keep_their_scale():
     group = torch.arange(200) // 10
     held = hold_out_prompts(group, 0.2, seed=0)
     assert len(group[held].unique()) == 4
@@ -75,9 +72,6 @@ def test_no_prompt_is_on_both_sides_and_both_have_one():
         held = hold_out_prompts(torch.tensor([4, 4, 7]), fraction, seed=1)
         assert held.any() and (~held).any()
     refuses("fewer than 2 prompts", hold_out_prompts, torch.zeros(9), 0.1, seed=0)
-
-
-def test_constant_columns_keep_their_scale():
     mean, scale = standardisation(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     assert mean.tolist() == [2.0, 5.0] and scale.tolist() == [1.0, 1.0]
 

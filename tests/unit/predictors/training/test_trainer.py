@@ -102,10 +102,12 @@ def test_early_stopping_keeps_the_best_weights():
     assert torch.equal(logits_in_chunks(module, problem()[1].x), kept[1])
 
 
-def test_plateau_halves_the_rate_after_three_epochs_without_progress():
+def test_plateau_halves_the_rate_after_three_epochs_and_cosine_warms_up_then_falls():
     trainer = Trainer(epochs=6, batch_size=3, lr=0.1, schedule="plateau", patience=9)
     fit(trainer, held_out_loss=lambda logits, y: (torch.ones(1), torch.ones(1)))
     assert [row["lr"] for row in trainer.history] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
+    assert [cosine(step, 4, 12) for step in (0, 2, 4, 8, 12)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert cosine(0, 0, 10) == 1
 
 
 def test_accumulation_takes_one_step_per_group_of_micro_batches(monkeypatch):
@@ -114,11 +116,6 @@ def test_accumulation_takes_one_step_per_group_of_micro_batches(monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", counted)
     fit(Trainer(**{**SETTINGS, "epochs": 1, "accumulate": 3}))  # 12 prompts = 4 micro-batches of 3
     assert len(steps) == 2
-
-
-def test_cosine_warms_up_then_falls_to_zero():
-    assert [cosine(step, 4, 12) for step in (0, 2, 4, 8, 12)] == pytest.approx([0, 0.5, 1, 0.5, 0])
-    assert cosine(0, 0, 10) == 1
 
 
 def test_a_diverging_run_says_so():
