@@ -53,9 +53,8 @@ DRAFTS = [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
 def pair(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
     target = random_table(vocab, seed=1, concentration=0.5)
     draft = mixed_table(target, random_table(vocab, seed=2), 0.6)
-    return SimpleNamespace(
-        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
-    )
+    models = {"target": target, "draft": draft}
+    return SimpleNamespace(**{n: TableLM(m, max_length=max_length) for n, m in models.items()})
 
 
 def serial(structure: Any, stop: Any, verifier: Any) -> Build:

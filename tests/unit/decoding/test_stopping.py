@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.serial import SerialEngine
-from decoding.interfaces import LMOutput, RowsWanted
+from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.adaedl import AdaEDL, entropy
@@ -183,16 +184,7 @@ class ScriptedLM:
         self.states = [0.0, *(math.log(f / (1 - f)) for f in accept)]
         self.length = self.forwards = 0
 
-    def forward(
-        self,
-        tokens: Tensor,
-        parents: Tensor | None = None,
-        *,
-        extend: bool = False,
-        hidden: Sequence[int] = (),
-        hidden_rows: RowsWanted = "all",
-        logits: RowsWanted = "all",
-    ) -> LMOutput:
+    def forward(self, tokens: Tensor, *_: object, hidden: Any = (), **__: object) -> LMOutput:
         self.length += len(tokens)
         self.forwards += 1
         state = torch.tensor([self.states[self.length - 1]]).reshape(1, 1, 1)

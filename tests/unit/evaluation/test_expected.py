@@ -8,7 +8,6 @@ import torch
 
 from decoding.draft import Draft, RoundContext
 from decoding.engines.serial import SerialEngine
-from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
@@ -31,16 +30,9 @@ from evaluation.expect import (
 )
 from evaluation.table import ratio
 from runtime.errors import UserError
+from tests.unit.decoding.test_rounds import pair
 
 TEXT = Text("toy", "a", torch.tensor([1, 2, 3, 4, 0, 1, 2, 2, 3, 1, 4, 4]), 3)
-
-
-def pair(max_length: int = 100) -> SimpleNamespace:
-    target = random_table(5, seed=1, concentration=0.5)
-    draft = mixed_table(target, random_table(5, seed=2), 0.6)
-    return SimpleNamespace(
-        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
-    )
 
 
 def chain(models: SimpleNamespace, verifier: object = None, gamma: int = 4, **kw) -> SerialEngine:
