@@ -25,6 +25,7 @@ def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(f"{constants}HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_TOKEN", "hf_x")
 
     return there
