@@ -96,8 +96,9 @@ def test_calibration_keeps_the_ranking_helps_on_its_split_and_comes_back_exact(
     elif found.method in ("none", "offset", "temperature"):
         assert torch.equal(balanced(probs, found.log_prior).argmax(-1), logits.argmax(-1))
     whole = fit(logits, targets) if fit else Calibration()
+    survival = Survival(0.9, 1 / 3, -0.1, 3, 2, 0.5, 0.4)
     for calibration in (whole, found):
-        trained.calibration = replace(calibration, survival=Survival(0.9, 1 / 3, -0.1))
+        trained.calibration = replace(calibration, survival=survival)
         save_predictor(trained, tmp_path, {**CONTEXT, "dim": dim})
         loaded, x = load_predictor(tmp_path), torch.randn(50, dim)
         assert loaded.calibration == trained.calibration

@@ -186,19 +186,9 @@ def test_prompts_read_in_both_directions_are_refused() -> None:
 
 STEADY = 32
 GREEDY = Warp(temperature=0)
-SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    initializer_range=0.35,
-    max_position_embeddings=128,
-    bos_token_id=None,
-    eos_token_id=EOS,
-    pad_token_id=EOS,
-)
+SIZES: dict[str, Any] = {**SMALL, "vocab_size": VOCAB, "initializer_range": 0.35}
+SIZES |= {"num_hidden_layers": 2, "max_position_embeddings": 128}
+SIZES |= {"bos_token_id": None, "eos_token_id": EOS, "pad_token_id": EOS}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 100.0,

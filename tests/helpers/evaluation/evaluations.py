@@ -1,12 +1,13 @@
 """Hand-made evaluations for figures, and what figures hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 from reports.artifacts import Evaluation
-from reports.figure import Figure, canvas, save
+from reports.figure import Figure, Missing, canvas, save
+from tests.helpers.damage.refusals import refuses
 
 PARTS = {
     "engine": {
@@ -75,6 +76,11 @@ def drawn(figure: Figure, folder: Path) -> None:
     files = save(figure, folder)
     assert len(files) == 1 + (figure.draw is not None)
     assert all(path.stat().st_size > 100 for path in files)
+
+
+def lacks(match: str, build: Callable[..., Any], *given: Any) -> None:
+    """Assert that a figure says so of what it misses."""
+    refuses(match, build, *given, kind=Missing)
 
 
 def records_by(figure: Figure, *columns: str) -> dict[Any, dict[str, Any]]:

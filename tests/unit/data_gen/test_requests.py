@@ -7,7 +7,7 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.requests import make_requests, normalised, repeats, requests_of_split, split_prompts
 from data_gen.storage.shards import SPLITS
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_pair
 
 NAMES = [f"prompt-{number}" for number in range(400)]
@@ -26,21 +26,19 @@ def splits(texts: list[str], calibration: float, test: float) -> dict[str, str]:
     return by_text
 
 
-def test_shares_are_about_right() -> None:
+def test_shares_are_about_right():
     counts = Counter(splits(NAMES, 0.1, 0.2).values())
     assert 20 <= counts["calibration"] <= 60 and 50 <= counts["test"] <= 110
 
 
 @pytest.mark.parametrize("some", [NAMES[:150][::-1], ["another", *NAMES]])
-def test_a_text_stays_in_its_split_whatever_its_id_and_whatever_is_around_it(
-    some: list[str],
-) -> None:
+def test_a_text_stays_in_its_split_whatever_its_id_and_whatever_is_around_it(some):
     everywhere = splits(NAMES, 0.2, 0.2)
     found = splits(some, 0.2, 0.2)
     assert all(found[text] == everywhere[text] for text in found.keys() & everywhere.keys())
 
 
-def test_prompts_with_the_same_text_share_a_split() -> None:
+def test_prompts_with_the_same_text_share_a_split():
     texts = [f"Add {n % 20} and two." for n in range(200)]
     assert len(splits(texts, 0.1, 0.1)) == 20
     assert repeats(prompts(*texts)) == 180
@@ -58,33 +56,32 @@ def test_prompts_with_the_same_text_share_a_split() -> None:
         ("\u00bf?", " \u00bf? "),
     ],
 )
-def test_texts_that_differ_in_what_does_not_matter_share_a_split(text: str, again: str) -> None:
+def test_texts_that_differ_in_what_does_not_matter_share_a_split(text, again):
     assert normalised(text) == normalised(again)
 
 
-def test_texts_of_different_signs_or_marks_are_not_the_same() -> None:
+def test_texts_of_different_signs_or_marks_are_not_the_same():
     texts = ["2 + 3", "2 = 3", "\u0915\u093f", "\u0915\u093e", "?!", "...", "\u4e2d", "\U0001f600"]
     assert len({normalised(text) for text in texts}) == len(texts)
 
 
 @pytest.mark.parametrize("count", [3, 4, 7])
-def test_no_split_of_a_small_set_is_empty(count: int) -> None:
+def test_no_split_of_a_small_set_is_empty(count):
     for start in range(0, 60, count):
         assert {*splits(NAMES[start : start + count], 0.1, 0.1).values()} == {*SPLITS}
 
 
-def test_impossible_splits_are_refused() -> None:
+def test_impossible_splits_are_refused():
     twice = [*NAMES[:2], *(name.upper() for name in NAMES[:2])]
     for texts, share, says in (
         (NAMES[:2], 0.1, "^dataset: 2 prompts"),
         (twice, 0.1, "^dataset: 4 prompts .* different texts among them: 2"),
         (NAMES, 0.5, "^splits: "),
     ):
-        with pytest.raises(UserError, match=says):
-            split_prompts(prompts(*texts), share, share)
+        refuses(says, split_prompts, prompts(*texts), share, share)
 
 
-def test_prompts_that_do_not_fit_are_refused_by_name() -> None:
+def test_prompts_that_do_not_fit_are_refused_by_name():
     texts = prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
     requests = make_requests(texts, tiny_pair(), 92, 0.2, 0.2)
     assert [request.tokens.tolist() for request in requests] == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -93,16 +90,13 @@ def test_prompts_that_do_not_fit_are_refused_by_name() -> None:
         (texts, 95, "^max_new_tokens: "),
         (prompts("w1 w2", "w3", "w4 w5"), 20, "^dataset: the prompt p1 is a single token"),
     ):
-        with pytest.raises(UserError, match=says):
-            make_requests(asked, tiny_pair(), new_tokens, 0.2, 0.2)
+        refuses(says, make_requests, asked, tiny_pair(), new_tokens, 0.2, 0.2)
 
 
-def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere() -> None:
+def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere():
     pair, texts = tiny_pair(), prompts("w1 w2 w3", "w4 w5", "w6 w7 w8 w9")
     pair.draft.max_length = 40
     says = r"^pair\.draft: its context holds 40 tokens, and the prompt p2 has 4 before 37 new"
-    with pytest.raises(UserError, match=says):
-        make_requests(texts, pair, 37, 0.2, 0.2)
-    with pytest.raises(UserError, match=says):
-        requests_of_split(texts, pair, 37, "all", {}, None)
+    refuses(says, make_requests, texts, pair, 37, 0.2, 0.2)
+    refuses(says, requests_of_split, texts, pair, 37, "all", {}, None)
     assert len(requests_of_split(texts, pair, 37, "all", {}, None, drafted=False)) == 3

@@ -20,13 +20,14 @@ from data_gen.responses.external import (
 )
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.datasets import SAMPLED
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.unit.decoding.models.test_loading import bytewise as byte_tokenizer
 
-PROMPTS = [
-    Prompt(f"p{number}", "toy", "", f"w{number + 1} w2 w3", chat=False) for number in range(4)
-]
+PROMPTS = [Prompt(f"p{n}", "toy", "", f"w{n + 1} w2 w3", chat=False) for n in range(4)]
+NO_TEXT = r"line 2 has a response that is no text"
+NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +52,21 @@ def lines(**changed: Any) -> list[Any]:
     return rows
 
 
-def test_text_and_ids_are_read_with_blank_lines_and_strangers(
-    tmp_path: Path, pair: ModelPair
-) -> None:
-    rows = [
-        *lines(response=None, response_tokens=[7, 8, EOS, 9]),
-        "",
-        {"id": "other", "response": "w1"},
-    ]
-    rows[2]["finish_reason"] = "stop"
-    rows[3]["finish_reason"] = "length"
+def test_text_and_ids_are_read_with_blank_lines_and_strangers(tmp_path, pair):
+    rows = lines(response=None, response_tokens=[7, 8, EOS, 9])
+    rows += ["", {"id": "other", "response": "w1"}]
+    rows[2]["finish_reason"], rows[3]["finish_reason"] = "stop", "length"
     given = fetch(write(tmp_path / "a.jsonl", *rows))
     requests = make_requests(PROMPTS, pair, 20, 0.2, 0.2)
     read = [request.response for request in with_responses(requests, given, pair, 18)]
-    assert [each.tolist() for each in read if each is not None] == [
-        *([5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6])
-    ]
+    expected = [[5, 6], [7, 8, EOS], [5, 6, EOS], [5, 6]]
+    assert [each.tolist() for each in read if each is not None] == expected
     assert Generated().fetch(PROMPTS, SAMPLED, tmp_path, ask=True) is None
     unanswered = with_responses(requests, None, pair, 18)
     assert [request.response for request in unanswered] == [None] * len(PROMPTS)
 
 
-def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
+def test_other_files_with_the_same_rows(tmp_path):
     path = tmp_path / "answers.json.gz"
     path.write_bytes(gzip.compress(json.dumps(lines()).encode("utf-8-sig")))
     assert list(fetch(path)) == [prompt.id for prompt in PROMPTS]
@@ -80,12 +74,8 @@ def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
     prompts = [Prompt("7", "toy", "", "w1 w2")]
     assert list(ResponseFile(str(numbered)).fetch(prompts, SAMPLED, tmp_path, ask=True)) == ["7"]
     table = write(tmp_path / "answers.csv", "id,response", "p0,w5")
-    for bad, says in (
-        (table, ".*answers\\.csv is CSV, expected"),
-        (tmp_path / "none", "there is no"),
-    ):
-        with pytest.raises(UserError, match=rf"^responses\.path: {says}"):
-            fetch(bad)
+    refuses(r"^responses\.path: .*answers\.csv is CSV, expected", fetch, table)
+    refuses(r"^responses\.path: there is no", fetch, tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +89,9 @@ def test_other_files_with_the_same_rows(tmp_path: Path) -> None:
         ("w3 unheard", False, [3, 1]),
     ],
 )
-def test_a_response_is_cut(
-    content: str | list[int], finished: bool, expected: list[int], pair: ModelPair
-) -> None:
-    assert (
-        response_ids(ExternalResponse("p1", content, finished, "x"), pair, 6).tolist() == expected
-    )
+def test_a_response_is_cut(content, finished, expected, pair):
+    given = ExternalResponse("p1", content, finished, "x")
+    assert response_ids(given, pair, 6).tolist() == expected
 
 
 def chatting() -> ModelPair:
@@ -116,31 +103,26 @@ def chatting() -> ModelPair:
 
 
 STOP = {"finish_reason": "stop"}
-STOPPED = [
-    *((None, [3, 7]), (6, [3, 6]), (0, [3, EOS]), (9, [3]), ("w4", [3]), ("w6", [3, 6])),
-    ("unheard", [3]),
-]
+STOPPED = {None: [3, 7], 6: [3, 6], 0: [3, EOS], 9: [3], "w4": [3], "w6": [3, 6], "unheard": [3]}
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         ({"response": "w3", **STOP}, [3, 7]),
-        *(({"response": "w3", **STOP, "stop_reason": reason}, ids) for reason, ids in STOPPED),
+        *(({"response": "w3", **STOP, "stop_reason": why}, ids) for why, ids in STOPPED.items()),
         *(({"response": "w3", "finish_reason": reason}, [3]) for reason in ("length", None)),
         ({"response_tokens": [3], **STOP}, [3, 7]),
         ({"response_tokens": [3, 6], **STOP}, [3, 6]),
         ({"response_tokens": [3, 9], **STOP, "stop_reason": "w9"}, [3, 9]),
     ],
 )
-def test_an_answer_ends_as_the_chat_does_or_as_was_told(
-    row: dict[str, Any], expected: list[int]
-) -> None:
+def test_an_answer_ends_as_the_chat_does_or_as_was_told(row, expected):
     response = response_from_row({"id": "p1", **row}, "x")
     assert response_ids(response, chatting(), 6).tolist() == expected
 
 
-def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
+def test_special_tokens_spelled_in_a_text_are_ordinary_text():
     pair = replace(tiny_pair(), tokenizer=byte_tokenizer(), eos_ids=(258, 259))
     pair.target.vocab_size = 300
     text = ExternalResponse("p1", "a <end> b", True, "x")
@@ -161,17 +143,10 @@ def test_special_tokens_spelled_in_a_text_are_ordinary_text() -> None:
         ([10**30], f"has token {10**30}, the vocabulary ends at 31"),
     ],
 )
-def test_what_cannot_be_tokens_of_the_target_is_refused(
-    content: str | list[int], says: str, pair: ModelPair
-) -> None:
-    """An end that a tokenizer cannot spell otherwise, text without a token, ids of no token."""
+def test_what_cannot_be_tokens_of_the_target_is_refused(content, says, pair):
     where = "responses.path: f line 2"
     with pytest.raises(UserError, match=rf"^{where} {says}"):
         response_ids(ExternalResponse("p1", content, False, where), pair, 6)
-
-
-NO_TEXT = r"line 2 has a response that is no text"
-NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
 
 
 @pytest.mark.parametrize(
@@ -197,8 +172,6 @@ NO_IDS = r"line 2 has response_tokens that are no list of whole numbers"
         ([], r"a.jsonl has no response to p0 \(4 of 4 prompts lack one\)"),
     ],
 )
-def test_bad_files_are_refused_by_line(rows: list[Any], message: str, tmp_path: Path) -> None:
+def test_bad_files_are_refused_by_line(rows, message, tmp_path):
     path = write(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(UserError, match=f"^responses\\.path: .*{message}") as error:
-        fetch(path)
-    assert "\n" not in str(error.value)
+    refuses(f"^responses\\.path: .*{message}", fetch, path)

@@ -17,10 +17,12 @@ from data_gen.responses.external import ResponseFile, asked_on
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import pause
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
 from tests.helpers.data.datasets import GREEDY, SAMPLED
 
 CHATS = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
+PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ def answered(folder: Path, replies: dict[str, str] | None = None, **how: Any) ->
         return fetch(stub.url, folder, **how)
 
 
-def test_what_is_asked_and_kept(tmp_path: Path) -> None:
+def test_what_is_asked_and_kept(tmp_path):
     with stub_server() as stub:
         given = fetch(stub.url, tmp_path, extra={"min_p": 0})
     texts = {name: answer.content for name, answer in given.items()}
@@ -55,7 +57,7 @@ def test_what_is_asked_and_kept(tmp_path: Path) -> None:
     assert {name: answer.content for name, answer in again.items()} == texts
 
 
-def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
+def test_a_chat_is_asked_as_one(tmp_path):
     chats = [Prompt("c", "toy", "", " w1 w2 ", "w9")]
     with stub_server() as stub:
         fetch(stub.url + "/", tmp_path, SAMPLED, chats)
@@ -64,7 +66,7 @@ def test_a_chat_is_asked_as_one(tmp_path: Path) -> None:
     assert stub.bodies[0]["top_k"] == 20, "an extension that the usual servers know"
 
 
-def test_template_arguments_are_sent_and_kept_apart(tmp_path: Path) -> None:
+def test_template_arguments_are_sent_and_kept_apart(tmp_path):
     chats = [Prompt("c", "toy", "", "w1", template={"enable_thinking": False})]
     same = {"chat_template_kwargs": {"enable_thinking": False}}
     with stub_server() as stub:
@@ -78,14 +80,11 @@ def test_template_arguments_are_sent_and_kept_apart(tmp_path: Path) -> None:
             ({"template": {"enable_thinking": True}}, "was asked for with chat_template_kwargs.en"),
             ({"rendering": "of another template"}, "answers another text of the prompt c"),
         ):
-            with pytest.raises(UserError, match=says):
-                fetch(stub.url, tmp_path, SAMPLED, [replace(chats[0], **change)])
+            refuses(says, fetch, stub.url, tmp_path, SAMPLED, [replace(chats[0], **change)])
     assert len(stub.bodies) == 1
 
 
-def test_answers_keep_the_date_that_their_prompts_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_keep_the_date_that_their_prompts_told(tmp_path, monkeypatch):
     dated = [replace(prompt, date="2026-01-01") for prompt in PROMPTS[:2]]
     for day, asked in (("2026-01-01", dated[:1]), ("2026-01-02", dated)):
         monkeypatch.setattr("data_gen.responses.server.today", lambda day=day: day)
@@ -122,15 +121,13 @@ def test_answers_keep_the_date_that_their_prompts_told(
     ids=lambda extra: next(iter(extra)),
 )
 @pytest.mark.few(12)
-def test_fields_that_change_the_answers_are_refused_by_name(
-    extra: dict[str, Any], tmp_path: Path
-) -> None:
+def test_fields_that_change_the_answers_are_refused_by_name(extra, tmp_path):
     with pytest.raises(UserError, match=rf"^responses\.extra\.{next(iter(extra))}[.:]") as error:
         fetch("http://127.0.0.1:1/v1", tmp_path, extra=extra)
     assert "\n" not in str(error.value) and not (tmp_path / NAME).exists()
 
 
-def test_fields_that_leave_the_answers_alone_are_sent(tmp_path: Path) -> None:
+def test_fields_that_leave_the_answers_alone_are_sent(tmp_path):
     extra = {
         **{"return_token_ids": True, "logprobs": 1, "min_p": 0.0, "repetition_penalty": 1.0},
         **{"top_k": -1, "temperature": 0.7, "stop": None, "cache_prompt": False, "user": "me"},
@@ -143,18 +140,14 @@ def test_fields_that_leave_the_answers_alone_are_sent(tmp_path: Path) -> None:
     assert stub.bodies[0].items() >= extra.items()
 
 
-def test_greedy_asks_for_temperature_0(tmp_path: Path) -> None:
+def test_greedy_asks_for_temperature_0(tmp_path):
     with stub_server() as stub:
         fetch(stub.url, tmp_path, GREEDY)
     assert {(body["temperature"], body["top_p"]) for body in stub.bodies} == {(0.0, 1.0)}
 
 
-PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices"]
-
-
 @pytest.mark.parametrize("failure", [*PASSING, "a list", "abort", "unfinished"])
-def test_failures_that_pass_are_tried_again(failure: str, tmp_path: Path) -> None:
-    """Two prompts fail twice each; one gets its answer in two choices."""
+def test_failures_that_pass_are_tried_again(failure, tmp_path):
     fails = {PROMPTS[2].text: 2, PROMPTS[7].text: 2}
 
     def behave(text: str, attempt: int) -> str:
@@ -194,9 +187,7 @@ STAYING = {
 
 
 @pytest.mark.parametrize("failure", STAYING)
-def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(
-    failure: str, tmp_path: Path
-) -> None:
+def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(failure, tmp_path):
     bad, message = PROMPTS[5].text, STAYING[failure]
     patience = 1.0 if failure == "hang" else 30  # seconds; a busy machine answers late
     with stub_server(lambda text, attempt: failure if text == bad else "ok") as stub:
@@ -211,15 +202,14 @@ def test_failures_that_stay_are_said_in_a_line_and_nothing_is_lost(
     assert sorted(row["id"] for row in rows(tmp_path)) == sorted(prompt.id for prompt in PROMPTS)
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there(tmp_path):
     with stub_server() as stub:
         pass
     says = r"^responses\.url: http://127.0.0.1:\d+/v1/completions gave no response to p0"
-    with pytest.raises(UserError, match=says):
-        fetch(stub.url, tmp_path, concurrency=1)
+    refuses(says, fetch, stub.url, tmp_path, concurrency=1)
 
 
-def test_what_a_response_says_and_what_stopped_it(tmp_path: Path) -> None:
+def test_what_a_response_says_and_what_stopped_it(tmp_path):
     kinds = ["ended", "ids", "cut", "stop string", "an end", "matched", "no reason"]
     replies = {prompt.text: kind for prompt, kind in zip(PROMPTS, kinds, strict=False)}
     with stub_server(lambda text, attempt: replies.get(text, "ok")) as stub:
@@ -230,13 +220,13 @@ def test_what_a_response_says_and_what_stopped_it(tmp_path: Path) -> None:
     assert fetch(stub.url, tmp_path) == given, "read again"
 
 
-def test_token_ids_are_all_that_the_target_said_whatever_a_parser_takes_out(tmp_path: Path) -> None:
+def test_token_ids_are_all_that_the_target_said_whatever_a_parser_takes_out(tmp_path):
     replies = {prompt.text: "calls with ids" for prompt in CHATS}
     given = answered(tmp_path, replies, prompts=CHATS[:3])
     assert [(each.content, each.finished) for each in given.values()] == [([5, 0], True)] * 3
 
 
-def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_never_written(tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_KEY", "sesame")
     with stub_server(lambda text, attempt: "403" if text == PROMPTS[9].text else "ok") as stub:
         with pytest.raises(UserError, match="status 403: went wrong: 403 Bearer ") as error:
@@ -249,9 +239,7 @@ def test_the_key_is_sent_and_never_written(tmp_path: Path, monkeypatch: pytest.M
     "key",
     ["sk-sesame\r", "sk-sesame\n", "sk sesame", "sk-sésame", "sk-sesame\u2019", "sk-sesame\x7f"],
 )
-def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(key, monkeypatch):
     monkeypatch.setenv("TINY_KEY", key)
     says = r"^responses\.key_variable: TINY_KEY holds blanks, line ends"
     with pytest.raises(UserError, match=says) as error:
@@ -260,10 +248,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_never_shown(
 
 
 @pytest.mark.parametrize("blanks", [0, 170])
-def test_the_key_is_masked_wherever_it_is_said(
-    blanks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In what the connection says; across the end of what is shown of it."""
+def test_the_key_is_masked_wherever_it_is_said(blanks, tmp_path, monkeypatch):
     monkeypatch.setenv("TINY_KEY", "sesame" * 6)
 
     async def fail(*rest: Any, **more: Any) -> None:
@@ -275,9 +260,7 @@ def test_the_key_is_masked_wherever_it_is_said(
     assert "sesame" not in str(error.value)
 
 
-def test_answers_to_other_questions_do_not_mix_and_an_estimate_asks_for_nothing(
-    tmp_path: Path,
-) -> None:
+def test_answers_to_other_questions_do_not_mix_and_an_estimate_asks_for_nothing(tmp_path):
     other = [Prompt("p0", "toy", "", "w9", chat=False), *PROMPTS[1:]]
     with stub_server() as stub:
         with pytest.raises(UserError, match=r"^estimate: 20 responses are still to be asked from"):
@@ -295,7 +278,7 @@ def test_answers_to_other_questions_do_not_mix_and_an_estimate_asks_for_nothing(
         assert len(kept) == len(stub.bodies) == 20
 
 
-def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
+def test_a_second_process_waits_and_asks_for_nothing(tmp_path):
     """The first one is on its last answer."""
     with stub_server() as stub:
         fetch(stub.url, tmp_path)
@@ -306,34 +289,29 @@ def test_a_second_process_waits_and_asks_for_nothing(tmp_path: Path) -> None:
         " fcntl.LOCK_EX)\nprint('locked', flush=True); time.sleep(0.5);"
         " file.write(sys.argv[2].encode()); file.flush()"
     )
-    first = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()], stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", program, str(tmp_path / NAME), last.decode()]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert first.stdout is not None and first.stdout.readline() == b"locked\n"
     with stub_server() as stub, first:
         assert len(fetch(stub.url, tmp_path)) == len(PROMPTS)
     assert not stub.bodies
 
 
-def test_a_key_that_is_not_set_is_refused() -> None:
+def test_a_key_that_is_not_set_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"^responses\.key_variable: "):
         server("http://127.0.0.1:8000/v1", key_variable="NOT_SET_ANYWHERE")
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     says = r"^out: .*/file/answers.jsonl cannot be written \(.*\)\. Choose another out"
-    with pytest.raises(UserError, match=says):
-        fetch("http://127.0.0.1:1/v1", tmp_path / "file")
+    refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path / "file")
 
 
-def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_grow_up_to_a_limit(monkeypatch):
     monkeypatch.setattr("data_gen.responses.server.PAUSE", 1.0)
     for attempt, longest in enumerate([1, 2, 4, 8, 16, 32, 60, 60]):
         assert longest / 2 <= pause(attempt) <= longest
 
 
-def test_interrupted_runs_keep_what_arrived(tmp_path: Path) -> None:
+def test_interrupted_runs_keep_what_arrived(tmp_path):
     seen: list[str] = []
 
     def behave(text: str, attempt: int) -> str:
@@ -345,10 +323,7 @@ def test_interrupted_runs_keep_what_arrived(tmp_path: Path) -> None:
     assert len(rows(tmp_path)) == 6
 
 
-# The log ------------------------------------------------------------------------------------------
-
-
-def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_asked_again(tmp_path):
     answered(tmp_path)
     whole = (tmp_path / NAME).read_bytes()
     lost = json.loads(whole.splitlines()[-1])["id"]
@@ -369,24 +344,20 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
         '{"id": "p0", "response": "mine"}\n{"id": "p1", "response": "last"}',
     ],
 )
-def test_a_file_of_somebody_else_is_left_as_it_is(content: str, tmp_path: Path) -> None:
+def test_a_file_of_somebody_else_is_left_as_it_is(content, tmp_path):
     (tmp_path / NAME).write_text(content)
     says = r"answers\.jsonl " + ("" if "\n" in content else "ends with what is none of its lines")
-    with pytest.raises(UserError, match=says):
-        fetch("http://127.0.0.1:1/v1", tmp_path)
+    refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path)
     assert (tmp_path / NAME).read_text() == content
 
 
 @pytest.mark.parametrize(
-    "answer", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
+    "bad", [{"response": ""}, {"response": "\ud800"}, {"response_tokens": ["5"]}, {}]
 )
-def test_what_could_not_be_read_again_is_not_written(
-    answer: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_could_not_be_read_again_is_not_written(bad, tmp_path):
     with open_log(tmp_path, {}) as log:
         log.append(PROMPTS[0], {"response": "w5"})
-        with pytest.raises(UserError, match=r"^responses\.url: .*line 2 "):
-            log.append(PROMPTS[1], answer)
+        refuses(r"^responses\.url: .*line 2 ", log.append, PROMPTS[1], bad)
     with open_log(tmp_path, {}) as log:
         assert list(log.responses) == ["p0"]
 
@@ -407,9 +378,8 @@ def asked_as(line: str, asked: Any) -> str:
         (lambda lines: ["{}", *lines], "line 1 is no response"),
     ],
 )
-def test_a_damaged_log_is_refused_by_line(change: Any, message: str, tmp_path: Path) -> None:
+def test_a_damaged_log_is_refused_by_line(change, message, tmp_path):
     answered(tmp_path)
     content = change((tmp_path / NAME).read_text().splitlines())
     (tmp_path / NAME).write_text("\n".join(content) + "\n")
-    with pytest.raises(UserError, match=rf"^responses\.url: .*{message}"):
-        answered(tmp_path)
+    refuses(rf"^responses\.url: .*{message}", answered, tmp_path)

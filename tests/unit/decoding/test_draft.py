@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,10 +28,8 @@ def new_tree(warp: Warp | None = None, layers: Sequence[int] = ()) -> tuple[Draf
     return DraftTree(lm, RoundContext(COMMITTED, 9), warp or Warp(), Stopwatch(), layers), lm
 
 
-def new_step(
-    warp: Warp | None = None, layers: Sequence[int] = ()
-) -> tuple[DraftStep, DraftTree, TableLM]:
-    tree, lm = new_tree(warp, layers)
+def new_step(*given: Any, **named: Any) -> tuple[DraftStep, DraftTree, TableLM]:
+    tree, lm = new_tree(*given, **named)
     return DraftStep(tree), tree, lm
 
 
@@ -43,7 +42,7 @@ def push(step: DraftStep, tree: DraftTree, token: int) -> None:
     step.tokens.append(token)
 
 
-def test_chain_and_tree_paths() -> None:
+def test_chain_and_tree_paths():
     chain = Draft([0, 1], [5, 6], torch.ones(3, 7))
     assert chain.is_chain and len(chain) == 2
     assert [chain.path(row) for row in range(3)] == [[], [5], [5, 6]]
@@ -52,7 +51,7 @@ def test_chain_and_tree_paths() -> None:
     assert tree.path(3) == [5, 7] and tree.path(2) == [6]
 
 
-def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
+def test_draft_runs_on_what_it_missed_and_then_token_by_token():
     step, tree, lm = new_step()
     torch.testing.assert_close(step.q(), lm.distribution((1, 0, 2)))
     assert lm.length == 3
@@ -62,23 +61,19 @@ def test_draft_runs_on_what_it_missed_and_then_token_by_token() -> None:
     assert lm.length == 4 and tree.forwards == 2
 
 
-@pytest.mark.parametrize(
-    ("stop", "forwards"), [(Fixed(2), 2), (Confidence(0.0), 3), (ConfidenceBefore(0.0), 3)]
-)
-def test_looking_costs_no_more_forwards_than_promised(stop: Fixed, forwards: int) -> None:
-    """A rule that counts or looks back costs nothing; one that looks ahead costs the draw's own
-    forward."""
+@pytest.mark.parametrize("stop", [Fixed(2), Confidence(0.0), ConfidenceBefore(0.0)])
+def test_looking_costs_no_more_forwards_than_promised(stop):
     step, tree, _ = new_step()
     stop.begin_round(SimpleNamespace(round=0))
     while step.count < 3 and not step.stopped_by(stop):
         push(step, tree, 0)
-    assert tree.forwards == forwards
+    assert tree.forwards == (2 if isinstance(stop, Fixed) else 3)
     before = tree.forwards
     step.stopped_by(stop)
     assert tree.forwards == before + isinstance(stop, ConfidenceBefore)
 
 
-def test_hidden_states_ahead_and_behind() -> None:
+def test_hidden_states_ahead_and_behind():
     step, tree, lm = new_step(layers=(-3, -2, -1))
     with pytest.raises(AssertionError, match="no token drawn yet"):
         step.drawn_unwarped_q()
@@ -94,22 +89,19 @@ def test_hidden_states_ahead_and_behind() -> None:
     torch.testing.assert_close(ahead, again)
 
 
-def test_belief_is_the_unwarped_draft() -> None:
+def test_belief_is_the_unwarped_draft_and_what_the_warp_leaves_out_is_not_drawn():
     step, tree, lm = new_step(Warp(0.0))
     distribution = lm.distribution((1, 0, 2))
     assert step.q().max() == 1
     torch.testing.assert_close(step.unwarped_q(), distribution)
     push(step, tree, int(distribution.argmax()))
     assert step.drawn_unwarped_q() == pytest.approx(distribution.max().item())
-
-
-def test_a_token_of_probability_zero_cannot_have_been_drawn() -> None:
     step, tree, lm = new_step(Warp(0.0))
     with pytest.raises(AssertionError, match="q > 0"):
         push(step, tree, int(lm.distribution((1, 0, 2)).argmin()))
 
 
-def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
+def test_tree_runs_a_layer_in_one_forward_and_sees_each_path():
     tree, lm = new_tree()
     first, second = (keep(tree, 0, token) for token in (1, 2))
     tree.run([first, second])
@@ -127,7 +119,7 @@ def test_tree_runs_a_layer_in_one_forward_and_sees_each_path() -> None:
     assert draft.children() == [[1, 3], [2], [], [4], []]
 
 
-def test_tree_settles_on_the_accepted_path() -> None:
+def test_tree_settles_on_the_accepted_path_and_an_untouched_one_is_empty():
     """The cache keeps what the draft has run on; the rest is caught up by the next round."""
     for path, committed, length in [([3, 4], 6, 5), ([1, 2], 6, 4), ([1], 5, 4), ([], 4, 3)]:
         tree, lm = new_tree()
@@ -141,16 +133,10 @@ def test_tree_settles_on_the_accepted_path() -> None:
         kept = [1, 0, 2, *(tree.draft().token[row - 1] for row in path)][:length]
         following = lm.forward(torch.tensor([1])).logits[0].exp()
         torch.testing.assert_close(following, lm.distribution((*kept, 1)))
-
-
-def test_an_untouched_tree_is_an_empty_draft() -> None:
     tree, lm = new_tree()
     assert len(tree.draft()) == 0 and len(tree.draft().q) == 1
     tree.settle([], 4)
     assert lm.length == 1
-
-
-# Orders of a tree ---------------------------------------------------------------------------------
 
 
 def random_parents(nodes: int, seed: int) -> list[int]:
@@ -174,10 +160,9 @@ def counted(parents: list[int], order: Sequence[int], prefix: int, block: int) -
     return len(pairs)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "prefix", "block"), [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (40, 3, 1)]
-)
-def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
+@pytest.mark.parametrize("sizes", [(0, 5, 4), (7, 0, 4), (20, 9, 4), (70, 33, 32), (40, 3, 1)])
+def test_blocks_are_counted(sizes):
+    nodes, prefix, block = sizes
     parents = random_parents(nodes, nodes)
     for order in (depth_first(parents), breadth_first(parents), heavy_path(parents)):
         found = blocks(parents, order, prefix, block)
@@ -185,7 +170,7 @@ def test_blocks_are_counted(nodes: int, prefix: int, block: int) -> None:
         assert block > 1 or found == blocks(parents, range(nodes + 1), prefix, 1), "who sees whom"
 
 
-def test_orders_of_a_small_tree() -> None:
+def test_orders_of_a_small_tree():
     """1 and 2 below the root, 3 and 4 below 2, 5 below 1, 6 below 4."""
     parents = [0, 0, 2, 2, 1, 4]
     assert depth_first(parents) == [0, 1, 5, 2, 3, 4, 6] and depth_first([]) == [0]
@@ -195,10 +180,8 @@ def test_orders_of_a_small_tree() -> None:
     assert heavy_path([0, 0, 0]) == [0, 1, 2, 3], "of equal ones the first that was added"
 
 
-@pytest.mark.parametrize(
-    "parents", [random_parents(768, 0), dyspec_parents(768)], ids=["random", "dyspec"]
-)
-def test_depth_first_order_has_far_fewer_blocks(parents: list[int]) -> None:
+@pytest.mark.parametrize("parents", [random_parents(768, 0), dyspec_parents(768)], ids=len)
+def test_depth_first_order_has_far_fewer_blocks(parents):
     """DySpec reports 366 -> 218 for 768 nodes with the prefix."""
     ordered = blocks(parents, depth_first(parents), prefix=128)
     assert ordered < 0.65 * blocks(parents, range(769), prefix=128)

@@ -3,7 +3,6 @@ and which draws a comb consists of, against drawing one at a time."""
 
 from dataclasses import astuple
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from predictors.inputs import Inputs
 from predictors.outcomes import OUTCOMES, Chances
 from predictors.survival import Survival
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.value_stub import EVERYTHING, Nosy, Saying, grown
 from tests.helpers.training.checkpoints import write_checkpoint
 from tests.unit.decoding.test_structures import COMMITTED, EOS, check_sound, depths
@@ -36,7 +36,7 @@ def rows(share: float, draft: float = 1.0) -> CostTable:
     return cost_table(draft, {1: 5.0, 101: 5.0 + 500 * share})
 
 
-def test_wide_where_rows_are_free_and_a_chain_where_they_are_dear() -> None:
+def test_wide_where_rows_are_free_a_chain_where_they_are_dear_siblings_where_forwards_are():
     leaves, lengths = [], []
     for share in (0.0, 0.02, 0.1, 0.4):
         _, draft = drafted(grown(STEADY, rows(share), 0.3, 12, 3))
@@ -46,29 +46,26 @@ def test_wide_where_rows_are_free_and_a_chain_where_they_are_dear() -> None:
         assert max(map(len, children)) <= 3
     assert leaves == sorted(leaves, reverse=True) and leaves[0] > leaves[1] > leaves[3] == 0
     assert lengths[0] == 12 and draft.is_chain
+    _, draft = drafted(grown(STEADY, rows(0.0, draft=9.0), 0.2, 12, 3))
+    assert draft.parent == [0, 0, 0]
 
 
-def test_a_draft_forward_runs_for_inner_nodes_alone() -> None:
+def test_a_draft_forward_runs_for_inner_nodes_alone():
     tree, draft = drafted(grown(Nosy(NUMBERS), rows(0.01), 0.1, 16, 3))
     inner = sum(bool(children) for children in draft.children())
     assert tree.forwards == inner < len(draft)
 
 
-def test_dear_forwards_leave_siblings_alone() -> None:
-    _, draft = drafted(grown(STEADY, rows(0.0, draft=9.0), 0.2, 12, 3))
-    assert draft.parent == [0, 0, 0]
-
-
 @pytest.mark.parametrize("budget", [1, 2, 5])
 @pytest.mark.parametrize("siblings", [1, 2, 3])
-def test_the_budget_binds(budget: int, siblings: int) -> None:
+def test_the_budget_binds(budget, siblings):
     structure = grown(STEADY, rows(0.0, draft=0.01), 0.1, budget, siblings)
     assert structure.shape == ("chain" if siblings == 1 else "tree")
     _, draft = drafted(structure)
     assert len(draft) == budget and max(map(len, draft.children())) <= siblings
 
 
-def test_where_the_budget_binds_it_goes_by_value() -> None:
+def test_where_the_budget_binds_it_goes_by_value():
     """Rows are free, so every leaf has the best ratio; but another token is worth more."""
     sure = Saying(lambda depth: (0.95, 0.95, 0.1, 0.1))
     _, draft = drafted(grown(sure, rows(0.0, draft=0.1), 0.2, 6, 3))
@@ -76,7 +73,7 @@ def test_where_the_budget_binds_it_goes_by_value() -> None:
 
 
 @pytest.mark.parametrize("siblings", [without_replacement, hub_pair, top_tokens])
-def test_ends_of_the_output_and_of_the_text(siblings) -> None:
+def test_ends_of_the_output_and_of_the_text(siblings):
     for seed in range(20):
         for max_new in (1, 2, 3, 20):
             structure = grown(Nosy(NUMBERS), rows(0.0), 0.1, 9, 2)
@@ -85,7 +82,7 @@ def test_ends_of_the_output_and_of_the_text(siblings) -> None:
             assert bool(len(draft)) == (max_new > 1)
 
 
-def test_a_certain_draft_has_no_siblings() -> None:
+def test_a_certain_draft_has_no_siblings():
     certain = torch.tensor([0.0, 1.0], dtype=torch.float64)
     for siblings in (without_replacement, hub_pair, top_tokens):
         given = {"table": lambda context: certain, "committed": torch.tensor([1, 0])}
@@ -93,23 +90,17 @@ def test_a_certain_draft_has_no_siblings() -> None:
         assert draft.is_chain and draft.token == [1] * len(draft)
 
 
-def test_each_drawn_token_is_asked_about_once() -> None:
+def test_each_drawn_token_is_asked_about_once_and_none_before_something_is_verified():
     predictor = Nosy(NUMBERS)
     tree, _ = drafted(grown(predictor, rows(0.0), 0.1, 16, 3))
     assert 3 < predictor.asked < len(tree.token), "not about leaves that nothing may come after"
-
-
-def test_nothing_is_asked_before_something_is_verified() -> None:
     predictor = Nosy(EVERYTHING)
     assert EVERYTHING.target_layers
     _, draft = drafted(grown(predictor, rows(0.0), 0.1, 9, 2))
     assert len(draft) == 1 and not predictor.asked, "there are no states of the target yet"
 
 
-# The rate -----------------------------------------------------------------------------------------
-
-
-def test_a_request_finds_its_rate_from_its_own_rounds() -> None:
+def test_a_request_finds_its_rate_from_its_own_rounds():
     cost = rows(0.0)
     structure = grown(STEADY, cost, None, 3, 1)
     first = RoundContext(COMMITTED, 20)
@@ -121,7 +112,7 @@ def test_a_request_finds_its_rate_from_its_own_rounds() -> None:
     assert grown(STEADY, cost, 0.7, 3, 1)._rate(later) == 0.7
 
 
-def test_a_round_that_copies_costs_its_rows() -> None:
+def test_a_round_that_copies_costs_its_rows():
     cost, text = rows(0.1), torch.tensor([1, 2, 3, 4, 1, 2])
     structure = grown(STEADY, cost, None, 9, 1, copies=Copies(3, 2, 2))
     structure._rate(RoundContext(text, 20))
@@ -131,12 +122,9 @@ def test_a_round_that_copies_costs_its_rows() -> None:
     assert structure._rate(later) == pytest.approx((3 + PRIOR) / (cost.target(5) + PRIOR * 5))
 
 
-# Replay -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("siblings", [1, 3])
 @pytest.mark.parametrize("rate", [0.15, 0.3])
-def test_a_replayed_comb_is_what_is_drawn(siblings: int, rate: float) -> None:
+def test_a_replayed_comb_is_what_is_drawn(siblings, rate):
     """Where no sibling gets a child."""
     said = [(0.9, 0.8, 0.5, 0.4), (0.7, 0.9, 0.3, 0.9), (0.8, 0.6, 0.9, 0.2), (0.5, 0.5, 0.5, 0.5)]
     said += [(0.9, 0.2, 0.1, 0.1)] * 9
@@ -158,29 +146,22 @@ def test_a_replayed_comb_is_what_is_drawn(siblings: int, rate: float) -> None:
     assert comb.path.item() == path and comb.leaves[0, 0, :path].tolist() == leaves
 
 
-# The checkpoint -----------------------------------------------------------------------------------
-
-
-def test_only_a_predictor_of_outcomes_will_do(tmp_path: Path) -> None:
+def test_only_a_predictor_of_outcomes_and_copies_will_do(tmp_path):
     folder = write_checkpoint(tmp_path / "specdecpp", "specdecpp", 4)
     with pytest.raises(UserError, match=r"^structure\.checkpoint: .* holds 'specdecpp'"):
         Grown(str(folder), rows(0.0), None, 4, 2)
     with pytest.raises(UserError, match=r"^structure\.checkpoint: no checkpoint in"):
         load_value(tmp_path, "structure.checkpoint")
+    refuses("structure.copies: expected decoding.+Copies, got Saying", grown, STEADY, copies=STEADY)
 
 
-def test_only_copies_will_do() -> None:
-    with pytest.raises(UserError, match="structure.copies: expected decoding.+Copies, got Saying"):
-        grown(STEADY, copies=STEADY)
-
-
-def test_a_checkpoint_that_runs_the_draft_for_every_question_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_that_runs_the_draft_for_every_question_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path / "value", "value", 8, inputs=Inputs([-1], q_stats=True))
     with pytest.raises(UserError, match=r"^structure\.checkpoint: .* reads draft_hidden,.* Train"):
         Grown(str(folder), rows(0.0), None, 4, 2)
 
 
-def test_what_is_said_is_what_chances_are() -> None:
+def test_what_is_said_is_what_chances_are():
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(50, len(OUTCOMES), generator=generator, dtype=torch.float64)
     probs[:10] *= (torch.rand(10, len(OUTCOMES), generator=generator) > 0.5).double()
@@ -237,7 +218,7 @@ def one_by_one(
 @pytest.mark.parametrize("name", COSTS)
 @pytest.mark.parametrize("budget", [1, 5, 18])
 @pytest.mark.parametrize("rate", [0.1, 0.4])
-def test_the_best_draw_goes_first(name: str, budget: int, rate: float) -> None:
+def test_the_best_draw_goes_first(name, budget, rate):
     said, cost = chances(), COSTS[name]
     rows = torch.stack([said.first, said.following, said.second, said.third], -1).tolist()
     found = grow(Worth.of(said), limits(), cost, rate, budget)
@@ -248,7 +229,7 @@ def test_the_best_draw_goes_first(name: str, budget: int, rate: float) -> None:
     assert (found.nodes <= budget).all() and (found.path <= limits()).all()
 
 
-def test_dear_rows_make_a_chain_and_free_ones_a_wide_tree() -> None:
+def test_dear_rows_make_a_chain_and_free_ones_a_wide_tree():
     worth, limit = Worth.of(chances()), np.full(SHAPE[:2], SHAPE[-1])
     sizes = [
         grow(worth, limit, cost_table(1.0, {1: 5.0, 100: 5.0 + 99 * row}), 0.3, 18).leaves.sum()
@@ -257,7 +238,7 @@ def test_dear_rows_make_a_chain_and_free_ones_a_wide_tree() -> None:
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[1] > sizes[2] > sizes[3] == 0
 
 
-def test_a_chain_ends_where_the_next_token_is_not_worth_its_time() -> None:
+def test_a_chain_ends_where_the_next_token_is_not_worth_its_time():
     worth, limit, cost = Worth.of(chances()), limits(), COSTS["linear"]
     found = grow(worth.up_to(0), limit, cost, 0.4, 18)
     least = 0.4 * (cost.draft + row_seconds(cost, 1)[0])
@@ -265,16 +246,13 @@ def test_a_chain_ends_where_the_next_token_is_not_worth_its_time() -> None:
     assert np.array_equal(found.path, np.minimum(willing, limit)) and found.leaves.sum() == 0
 
 
-def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft() -> None:
+def test_a_row_costs_what_it_does_on_the_way_to_a_larger_draft_measured_or_not():
     steps = cost_table(1.0, {1: 5.0, 2: 6.0, 5: 6.0, 6: 8.0})
     assert row_seconds(steps, 5).tolist() == [0.25, 0.0, 0.0, 0.0, 2.0]
-
-
-def test_rows_that_nobody_measured_are_not_free() -> None:
     measured = cost_table(1.0, {1: 5.0, 3: 7.0})
     assert row_seconds(measured, 6).tolist() == [1.0] * 6
 
 
-def test_nodes_are_counted() -> None:
+def test_nodes_are_counted():
     comb = Comb(np.array([[2]]), np.array([[[2, 1, 0]]]))
     assert comb.nodes.tolist() == [[5]]

@@ -2,7 +2,6 @@
 where the response ends nothing behind the end counts as accepted."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.request import RequestState
 from decoding.engines.serial import SerialEngine
-from decoding.interfaces import DraftStructure, LMOutput
+from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
@@ -40,20 +39,22 @@ from evaluation.table import draft_steps
 from predictors.inputs import Inputs
 from runtime.errors import UserError
 from serving.generate import speculate
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint
 
 GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 2, 1, 0, 4, 3, 2, 1]
 Build = Callable[..., Any]
+WIDTH, LAYERS = 24, (-3, -1)
+DRAFTS = [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
 
 
 def pair(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
     target = random_table(vocab, seed=1, concentration=0.5)
     draft = mixed_table(target, random_table(vocab, seed=2), 0.6)
-    return SimpleNamespace(
-        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
-    )
+    models = {"target": target, "draft": draft}
+    return SimpleNamespace(**{n: TableLM(m, max_length=max_length) for n, m in models.items()})
 
 
 def serial(structure: Any, stop: Any, verifier: Any) -> Build:
@@ -85,7 +86,7 @@ every_engine = pytest.mark.parametrize("name", ENGINES)
 
 @every_engine
 @pytest.mark.parametrize(("vocab", "prompt"), [(2, [1]), (5, [3]), (5, [1, 2, 3])])
-def test_greedy_output_is_autoregressive(name: str, vocab: int, prompt: list[int]) -> None:
+def test_greedy_output_is_autoregressive(name, vocab, prompt):
     models = pair(vocab)
     expected = AutoregressiveEngine(models, GREEDY).decode(prompt, 40, Sampler.seeded(0)).tokens
     trace = ENGINES[name](models, GREEDY).decode(prompt, 40, Sampler.seeded(1))
@@ -98,7 +99,7 @@ def test_greedy_output_is_autoregressive(name: str, vocab: int, prompt: list[int
         assert sum(trace.stages.values()) <= trace.decode_seconds
 
 
-def test_rounds_of_a_chain_add_up() -> None:
+def test_rounds_of_a_chain_add_up():
     models = pair()
     trace = ENGINES["chain"](models).decode([1, 2], 50, Sampler.seeded(3))
     for r in trace.rounds:
@@ -106,15 +107,14 @@ def test_rounds_of_a_chain_add_up() -> None:
         assert len(r.draft_q) == len(r.draft_tokens) == r.draft_forwards
         assert all(0 < q <= 1 for q in r.draft_q)
     assert models.draft.forwards == sum(r.draft_forwards for r in trace.rounds) + 1
-    short = serial(Chain(2), Fixed(9), TokenVerifier())(pair()).decode(
-        PROMPT, 20, Sampler.seeded(0)
-    )
+    engine = serial(Chain(2), Fixed(9), TokenVerifier())(pair())
+    short = engine.decode(PROMPT, 20, Sampler.seeded(0))
     assert max(len(r.draft_tokens) for r in short.rounds) == 2, "what the structure allows"
 
 
 @every_engine
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_a_draft_is_limited_by_what_may_still_be_committed(name: str, length: int) -> None:
+def test_a_draft_is_limited_by_what_may_still_be_committed(name, length):
     left = length
     for r in ENGINES[name](pair()).decode(PROMPT, length, Sampler.seeded(0)).rounds:
         assert r.depth <= left - (name not in ("branch point", "specbranch", "a priori", "pearl"))
@@ -124,7 +124,7 @@ def test_a_draft_is_limited_by_what_may_still_be_committed(name: str, length: in
 
 @every_engine
 @pytest.mark.parametrize("eos", range(5))
-def test_eos_ends_the_draft_and_the_output(name: str, eos: int) -> None:
+def test_eos_ends_the_draft_and_the_output(name, eos):
     models, ids = pair(), frozenset({eos})
     plain = AutoregressiveEngine(models, GREEDY, ids).decode(PROMPT, 30, Sampler.seeded(0))
     trace = ENGINES[name](models, GREEDY, eos_ids=ids).decode(PROMPT, 30, Sampler.seeded(0))
@@ -134,7 +134,7 @@ def test_eos_ends_the_draft_and_the_output(name: str, eos: int) -> None:
 
 
 @every_engine
-def test_an_accepted_eos_has_no_bonus_token(name: str) -> None:
+def test_an_accepted_eos_has_no_bonus_token(name):
     always = TableLM(lambda context: torch.tensor([0.0, 1.0]).double())
     models = SimpleNamespace(target=always, draft=TableLM(always.table))
     trace = ENGINES[name](models, eos_ids=frozenset({1})).decode([0, 1, 0], 9, Sampler.seeded(0))
@@ -143,24 +143,16 @@ def test_an_accepted_eos_has_no_bonus_token(name: str) -> None:
 
 
 @every_engine
-def test_the_output_fits_the_context_and_bad_requests_are_refused(name: str) -> None:
+def test_the_output_fits_the_context_and_bad_requests_are_refused(name):
     engine = ENGINES[name](pair(max_length=8), GREEDY)
     assert len(engine.decode([1, 2, 3], 99, Sampler.seeded(0)).tokens) == 5
-    for prompt, most, key in [
-        ([], 5, "prompt: empty"),
-        ([1] * 8, 5, "max_length"),
-        ([1], 0, "new_"),
-    ]:
-        with pytest.raises(UserError, match=key):
-            engine.decode(prompt, most, Sampler.seeded(0))
-
-
-# Where a response ends ----------------------------------------------------------------------------
+    refuses("prompt: empty", engine.decode, [], 5, Sampler.seeded(0))
+    refuses("max_length", engine.decode, [1] * 8, 5, Sampler.seeded(0))
+    refuses("new_", engine.decode, [1], 0, Sampler.seeded(0))
 
 
 @every_engine
-def test_accepted_counts_what_a_cut_round_has_kept(name: str) -> None:
-    """One response ended after its first token, its second, and so on."""
+def test_accepted_counts_what_a_cut_round_has_kept(name):
     engine, cut = ENGINES[name](pair(), GREEDY if name == "lookup" else OFF), 0
     whole = engine.decode(PROMPT, 30, Sampler.seeded(0))
     for length in range(1, 24):
@@ -183,7 +175,7 @@ def test_accepted_counts_what_a_cut_round_has_kept(name: str) -> None:
     assert cut or name == "plain", "some rounds were cut"
 
 
-def test_a_stopping_criterion_of_generate_cuts_alike() -> None:
+def test_a_stopping_criterion_of_generate_cuts_alike():
     models, prompt = tiny_pair(), [3, 7, 1, 9, 4, 3, 7, 1]
     asked = {"custom_generate": speculate, "draft": models, "do_sample": False, "stop": Fixed(5)}
     for length in range(1, 12):
@@ -199,7 +191,7 @@ def test_a_stopping_criterion_of_generate_cuts_alike() -> None:
         assert len(trace.tokens) == length and not broken_invariants(trace, 20, frozenset())
 
 
-def test_whoever_ends_a_response_hears_every_token_an_eos_included() -> None:
+def test_whoever_ends_a_response_hears_every_token_an_eos_included():
     def request(ends: Any, eos: frozenset[int] = frozenset()) -> RequestState:
         text = torch.zeros(7, dtype=torch.long)
         return RequestState(text, text[:2], 5, eos, ends=ends)
@@ -214,9 +206,6 @@ def test_whoever_ends_a_response_hears_every_token_an_eos_included() -> None:
     assert heard == [[0, 0, 1], [0, 0, 1, 2]] and asked.finished
 
 
-# p of draft tokens in traces ----------------------------------------------------------------------
-
-
 def rows_to(round_: RoundTrace, row: int) -> list[int]:
     """From the root, itself included."""
     rows = [row]
@@ -226,7 +215,7 @@ def rows_to(round_: RoundTrace, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["chain", "block", "tree", "lookahead", "specbranch"])
-def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name: str) -> None:
+def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name):
     models = pair()
     trace = ENGINES[name](models).decode([1, 2], 60, Sampler.seeded(0))
     committed, read = [1, 2], 0
@@ -245,14 +234,11 @@ def test_p_is_the_distribution_of_the_target_where_the_verifier_has_read_it(name
         assert any(unread) and all(p is None for tail in unread for p in tail)
 
 
-def test_nothing_is_warped_for_the_record() -> None:
+def test_nothing_is_warped_for_the_record():
     rows = WarpedRows(torch.zeros(3, 4), OFF)
     rows[1]
     assert rows.drawn([0, 1, 1, 2], [0, 3, 2, 1]) == [None, 0.25, 0.25, None]
     assert list(rows._distributions) == [1]
-
-
-# Hidden states that an engine hands a rule --------------------------------------------------------
 
 
 class Watching(Never):
@@ -265,12 +251,8 @@ class Watching(Never):
         self.seen = [*getattr(self, "seen", []), context]
 
 
-@pytest.mark.parametrize(
-    "structure", [Chain(2), BranchPoint(2, 3), BranchPoint(1, 2), WidthTree([2, 2, 1])]
-)
-def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftStructure) -> None:
-    """That of committed[-2], also where the last token is an open leaf, against a target that
-    decodes from scratch."""
+@pytest.mark.parametrize("structure", DRAFTS)
+def test_rules_see_the_last_verified_position_after_any_draft(structure):
     models, stop = pair(), Watching()
     engine = serial(structure, stop, RrswVerifier())(models)
     trace = engine.decode([1, 2], 60, Sampler.seeded(4))
@@ -287,9 +269,6 @@ def test_rules_see_the_last_verified_position_after_any_draft(structure: DraftSt
     assert stop.seen[0].target_hidden is None and stop.seen[1].target_hidden is not None
 
 
-WIDTH, LAYERS = 24, (-3, -1)
-
-
 def noted(lm: Any, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:
     """What each call of this model returns from now on."""
     outputs, forward = list[LMOutput](), lm.forward
@@ -303,9 +282,7 @@ def noted(lm: Any, monkeypatch: pytest.MonkeyPatch) -> list[LMOutput]:
 
 
 @pytest.mark.parametrize("length", [5, 60])
-def test_prefill_returns_one_position_for_hrad(
-    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_returns_one_position_for_hrad(length, tmp_path, monkeypatch):
     models, reads = tiny_pair(), Inputs((), LAYERS, token=True)
     width = (len(LAYERS) + 1) * WIDTH
     checkpoint = write_checkpoint(tmp_path / "hrad", "hrad", width, inputs=reads)
@@ -319,9 +296,7 @@ def test_prefill_returns_one_position_for_hrad(
     assert [output.hidden.shape for output in rounds] == [(2, n, WIDTH) for n in drafted]
 
 
-def test_a_head_on_the_draft_gets_the_layer_it_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_on_the_draft_gets_the_layer_it_reads(tmp_path, monkeypatch):
     models = tiny_pair()
     head = write_checkpoint(tmp_path / "head", "specdecpp", WIDTH)
     draft, target = noted(models.draft, monkeypatch), noted(models.target, monkeypatch)
@@ -332,7 +307,7 @@ def test_a_head_on_the_draft_gets_the_layer_it_reads(
     assert all(output.hidden is None for output in target)
 
 
-def test_layers_and_rows_are_those_of_all() -> None:
+def test_layers_and_rows_are_those_of_all():
     target, tokens = tiny_pair().target, torch.arange(1, 12)
     every = target.forward(tokens, hidden=range(-5, 0)).hidden
     for layers in ((-1,), (-4, -2), (-2, -4), (-5, -1)):

@@ -7,67 +7,51 @@ import torch
 
 from decoding.picking import Draw, HostPool, draw, largest, pick
 from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
 
 
-def test_default_warp_is_softmax() -> None:
+def test_default_warp_is_softmax_and_a_temperature_divides():
     torch.testing.assert_close(Warp().probs(LOGITS), LOGITS.softmax(-1))
     assert Warp().probs(LOGITS.bfloat16()).dtype == torch.float32
     assert Warp().probs(LOGITS.double()).dtype == torch.float64
-
-
-def test_temperature() -> None:
     torch.testing.assert_close(Warp(0.5).probs(LOGITS), (LOGITS * 2).softmax(-1))
 
 
-def test_greedy_takes_the_lowest_of_tied_tokens() -> None:
+def test_greedy_takes_the_lowest_of_tied_tokens():
     assert Warp(0.0).probs(torch.tensor([1.0, 3.0, 3.0])).tolist() == [0, 1, 0]
     many = torch.zeros(50_000)
     assert Warp(0.0).probs(many).argmax() == 0
 
 
-def test_top_k_keeps_k_tokens_and_what_ties_with_the_last() -> None:
+def test_top_k_keeps_k_tokens_and_what_ties_with_the_last_before_top_p():
     assert (Warp(top_k=2).probs(LOGITS) > 0).tolist() == [[True, False, True, False], [True] * 4]
     assert Warp(top_k=9).probs(LOGITS).gt(0).all()
-
-
-def test_top_p_keeps_the_fewest_tokens_that_hold_the_mass() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    torch.testing.assert_close(Warp(top_p=0.79).probs(logits), torch.tensor([0.625, 0.375, 0, 0]))
-    assert (Warp(top_p=0.81).probs(logits) > 0).tolist() == [True, True, True, False]
-    assert (Warp(top_p=1e-6).probs(logits) > 0).tolist() == [True, False, False, False]
-
-
-def test_top_p_looks_beyond_its_first_candidates() -> None:
-    kept = (Warp(top_p=0.5).probs(torch.arange(4000) * 1e-4) > 0).sum()
-    exact = torch.arange(4000).mul(1e-4).softmax(-1).sort(descending=True).values.cumsum(0)
-    assert kept == (exact < 0.5).sum() + 1
-
-
-def test_top_k_and_top_p_combine_in_this_order() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     assert (Warp(top_k=2, top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
     assert (Warp(top_p=0.6).probs(logits) > 0).tolist() == [True, True, False, False]
     assert (Warp(top_k=2, top_p=0.55).probs(logits) > 0).tolist() == [True, False, False, False]
 
 
+def test_top_p_keeps_the_fewest_tokens_that_hold_the_mass_of_many_too():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    torch.testing.assert_close(Warp(top_p=0.79).probs(logits), torch.tensor([0.625, 0.375, 0, 0]))
+    assert (Warp(top_p=0.81).probs(logits) > 0).tolist() == [True, True, True, False]
+    assert (Warp(top_p=1e-6).probs(logits) > 0).tolist() == [True, False, False, False]
+    kept = (Warp(top_p=0.5).probs(torch.arange(4000) * 1e-4) > 0).sum()
+    exact = torch.arange(4000).mul(1e-4).softmax(-1).sort(descending=True).values.cumsum(0)
+    assert kept == (exact < 0.5).sum() + 1
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("warp", [Warp(), Warp(0.0), Warp(top_k=2)])
-def test_broken_logits_are_refused(warp: Warp, bad: float) -> None:
-    with pytest.raises(UserError, match="NaN or infinite"):
-        warp.probs(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
-
-
-def test_pick_inverts_the_cumulative_sum() -> None:
-    probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
-    uniform = torch.tensor([0.0, 0.2499, 0.2501, 0.9999, 1 - 2.0**-53], dtype=torch.float64)
-    assert pick(probs.expand(5, 5), uniform).tolist() == [1, 1, 3, 3, 3]
+def test_broken_logits_are_refused(warp, bad):
+    refuses("NaN or infinite", warp.probs, torch.tensor([[0.0, 1.0], [bad, 0.0]]))
 
 
 @pytest.mark.parametrize("total", [0.3, 1 - 2.0**-24, 1.0, 1 + 2.0**-23, 7.0])
-def test_pick_never_takes_an_impossible_token(total: float) -> None:
+def test_pick_never_takes_an_impossible_token(total):
     probs = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64) * total
     for uniform in (0.0, 0.5, 1 - 2.0**-53):
         assert pick(probs, torch.tensor(uniform, dtype=torch.float64)) == 1
@@ -75,9 +59,7 @@ def test_pick_never_takes_an_impossible_token(total: float) -> None:
 
 @pytest.mark.parametrize("vocab", [2, 255, 256, 257, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtype) -> None:
-    """Also after tokens were taken out, down to the last; the distribution itself is left as it
-    is."""
+def test_a_pool_picks_what_the_cumulative_sum_says(vocab, dtype):
     generator = torch.Generator().manual_seed(vocab)
     probs = torch.rand(vocab, generator=generator, dtype=dtype)
     probs *= torch.rand(vocab, generator=generator) < 0.6
@@ -96,7 +78,7 @@ def test_a_pool_picks_what_the_cumulative_sum_says(vocab: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("vocab", [3, 256, 600, 1024])
-def test_pick_in_two_steps_is_the_inverse_of_the_whole_sum(vocab: int, dtype: torch.dtype) -> None:
+def test_pick_in_two_steps_is_the_inverse_of_the_whole_sum(vocab, dtype):
     generator = torch.Generator().manual_seed(vocab)
     probs = torch.rand(3, 40, vocab, dtype=torch.float64, generator=generator) ** 8
     probs[..., vocab // 3 : vocab // 3 + 260] = 0  # a block without mass
@@ -115,7 +97,7 @@ def test_pick_in_two_steps_is_the_inverse_of_the_whole_sum(vocab: int, dtype: to
     assert (found == (cumulative <= point).sum(-1).clamp(max=vocab - 1)).float().mean() > 0.98
 
 
-def test_largest_takes_the_lowest_of_tied_tokens() -> None:
+def test_largest_takes_the_lowest_of_tied_tokens():
     values = torch.full((2, 700), -5.0)
     values[0, [300, 310, 650]] = 2.0
     values[1, 699] = -4.0
@@ -123,13 +105,13 @@ def test_largest_takes_the_lowest_of_tied_tokens() -> None:
     assert largest(torch.full((5,), -math.inf)) == 0
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution():
     probs = torch.tensor([0.1, 0.0, 0.6, 0.3])
     drawn = draw(probs.expand(40_000, 4), torch.Generator().manual_seed(0))
     assert (torch.bincount(drawn, minlength=4) / 40_000 - probs).abs().max() < 0.01
 
 
-def test_sampler_is_one_stream() -> None:
+def test_sampler_is_one_stream():
     probs = torch.full((5,), 0.2)
     one, other = Sampler.seeded(3), Sampler.seeded(3)
     assert [one.draw(probs) for _ in range(20)] == list(islice(iid(probs, other), 20))
@@ -141,7 +123,7 @@ def tokens(draws: Iterable[Draw]) -> list[int]:
     return [each.token for each in draws]
 
 
-def test_sibling_distributions() -> None:
+def test_sibling_distributions():
     q, sampler = torch.tensor([0.1, 0.6, 0.0, 0.3]), Sampler.seeded(0)
     assert sorted(tokens(without_replacement(q, sampler))) == [0, 1, 3]
     assert tokens(top_tokens(q, sampler)) == [1, 3, 0]
@@ -161,6 +143,5 @@ def test_sibling_distributions() -> None:
         {"top_k": -1},
     ],
 )
-def test_a_warp_that_is_no_distribution_is_refused_from_python(wrong: dict[str, float]) -> None:
-    with pytest.raises(UserError, match="^warp: expected temperature >= 0"):
-        Warp(**wrong)
+def test_a_warp_that_is_no_distribution_is_refused_from_python(wrong):
+    refuses("^warp: expected temperature >= 0", Warp, **wrong)

@@ -4,8 +4,7 @@ is, its artefact."""
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import islice
-from pathlib import Path
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -27,13 +26,11 @@ from evaluation.replay.tune_tree import (
 )
 from runtime.errors import UserError
 from tests.contract.enumeration import dirichlet, distribution_of
+from tests.helpers.damage.refusals import refuses
 
 VECTORS = [[0.7, 0.15, 0.05], [0.5, 0.3, 0.1, 0.05], [0.3, 0.6], [0.7, 0.0, 0.2], [0.5, 0.0, 0.0]]
 Shape = tuple["Shape", ...]
 """A tree as the tuple of its root's subtrees."""
-
-
-# Trees --------------------------------------------------------------------------------------------
 
 
 @cache
@@ -41,12 +38,8 @@ def forests(nodes: int) -> tuple[Shape, ...]:
     """Every ordered forest with so many nodes, which is every tree with one row more."""
     if nodes == 0:
         return ((),)
-    return tuple(
-        (first, *rest)
-        for size in range(nodes)
-        for first in forests(size)
-        for rest in forests(nodes - 1 - size)
-    )
+    pairs = (product(forests(size), forests(nodes - 1 - size)) for size in range(nodes))
+    return tuple((first, *rest) for several in pairs for first, rest in several)
 
 
 def parents_of(shape: Shape) -> list[int]:
@@ -70,13 +63,12 @@ def deepest(parents: list[int]) -> int:
 
 
 def direct_sum(shape: Shape, acceptance: list[float]) -> float:
-    return 1 + sum(
-        a * direct_sum(child, acceptance) for a, child in zip(acceptance, shape, strict=False)
-    )
+    of_children = zip(acceptance, shape, strict=False)
+    return 1 + sum(a * direct_sum(child, acceptance) for a, child in of_children)
 
 
 @pytest.mark.parametrize("acceptance", VECTORS)
-def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
+def test_programme_finds_the_best_of_all_trees(acceptance):
     programme, trees = Programme(acceptance, 8, 4), 0
     for rows in range(2, 9):
         found: dict[int, float] = {}
@@ -99,7 +91,7 @@ def test_programme_finds_the_best_of_all_trees(acceptance: list[float]) -> None:
     print(f"{trees} trees")
 
 
-def test_nodes_beyond_the_support_are_still_planned() -> None:
+def test_nodes_beyond_the_support_are_still_planned():
     """A greedy draft has one candidate: the others are worth nothing, but a tree of that size
     exists."""
     programme = Programme([0.5, 0.0, 0.0], 6, 2)
@@ -109,7 +101,7 @@ def test_nodes_beyond_the_support_are_still_planned() -> None:
     assert [plan.nodes for plan in plans] == [1, 2, 3, 4, 5]
 
 
-def test_trees_come_depth_first() -> None:
+def test_trees_come_depth_first_and_have_layers():
     tree = Programme([0.6, 0.3, 0.1], 40, 8).tree(40, 8)
     assert all(parent < row for row, parent in enumerate(tree, 1))
     draft = Draft(tree, [0] * 39, torch.zeros(40, 1))
@@ -118,30 +110,23 @@ def test_trees_come_depth_first() -> None:
         order.append(waiting.pop())
         waiting += reversed(draft.children()[order[-1]])
     assert order == list(range(40))
-
-
-def test_layers_of_a_tree() -> None:
     assert layer_rows([0, 1, 1, 0, 4, 5]) == [1, 2, 1]
     assert layer_rows([0, 0, 0]) == [1]
 
 
-def test_plans_minimise_modelled_seconds_per_token() -> None:
-    """Against every tree of the programme, priced by hand: l draft calls and one target call."""
+def test_plans_minimise_modelled_seconds_per_token():
     programme = Programme([0.6, 0.2], 12, 5)
     plans = best_plans(programme, lambda rows: 1.0, lambda rows: 3.0 + 0.5 * rows)
     assert [plan.nodes for plan in plans] == list(range(1, 12))
     for plan in plans:
-        prices = {
-            depth: (depth + 3.0 + 0.5 * (plan.nodes + 1)) / programme.value[plan.nodes + 1, depth]
-            for depth in range(1, 6)
-            if programme.value[plan.nodes + 1, depth] > 0
-        }
-        assert plan.seconds_per_token == pytest.approx(min(prices.values()))
+        tokens, call = programme.value[plan.nodes + 1], 3.0 + 0.5 * (plan.nodes + 1)
+        prices = [(depth + call) / tokens[depth] for depth in range(1, 6) if tokens[depth] > 0]
+        assert plan.seconds_per_token == pytest.approx(min(prices))
         assert plan.expected_tokens == pytest.approx(programme.value[plan.nodes + 1, plan.depth])
     assert isinstance(plans[0], Plan) and plans[0].parents == [0]
 
 
-def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
+def test_each_layer_is_priced_by_the_rows_the_draft_runs_on():
     """A layer that is drawn from n rows costs 1 + n."""
     programme = Programme([0.6, 0.2], 7, 2)
     every = best_plans(programme, lambda rows: 1.0 + rows, lambda rows: 3.0)
@@ -157,9 +142,6 @@ def test_each_layer_is_priced_by_the_rows_the_draft_runs_on() -> None:
         assert plans[nodes].parents == parents
         assert plans[nodes].expected_tokens == pytest.approx(tokens)
         assert plans[nodes].seconds_per_token == pytest.approx(seconds / tokens)
-
-
-# Acceptance ---------------------------------------------------------------------------------------
 
 
 def exact_acceptance(p: torch.Tensor, q: torch.Tensor, width: int) -> list[float]:
@@ -187,12 +169,10 @@ def instances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("case", range(12))
 @pytest.mark.few(3)
-def test_acceptance_of_each_sibling(case: int) -> None:
-    p, q = list(instances())[case]
-    n = 20_000
-    found = sibling_acceptance(
-        p.expand(n, -1), q.expand(n, -1), 4, torch.Generator().manual_seed(case)
-    )
+def test_acceptance_of_each_sibling(case):
+    (p, q), n = list(instances())[case], 20_000
+    generator = torch.Generator().manual_seed(case)
+    found = sibling_acceptance(p.expand(n, -1), q.expand(n, -1), 4, generator)
     exact = torch.tensor(exact_acceptance(p, q, 4), dtype=torch.float64)
     assert found[:, 0].max() - found[:, 0].min() < 1e-12
     noise = 4.5 * found.std(0) / n**0.5 + 1e-12
@@ -200,32 +180,22 @@ def test_acceptance_of_each_sibling(case: int) -> None:
     assert found.sum(1).max() <= 1 + 1e-9 and not found.isnan().any()
 
 
-# Costs --------------------------------------------------------------------------------------------
-
-
-def test_cost_is_linear_between_measurements() -> None:
+def test_cost_is_linear_between_measurements_and_beyond_them_the_mean_of_the_others():
     cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (1, 2, 3, 6, 9)] == [1.0, 1.5, 2.0, 5.0, 8.0]
-
-
-def test_rows_beyond_the_last_measured_one_cost_the_mean_of_the_others() -> None:
-    cost = MeasuredCost([1, 3, 9], [1.0, 2.0, 8.0])
     assert [cost(rows) for rows in (9, 10, 20)] == pytest.approx([8.0, 8 + 7 / 8, 8 + 11 * 7 / 8])
     assert MeasuredCost([2, 4], [3.0, 2.0]).of(np.array([1, 4, 9])).tolist() == [3.0, 2.0, 2.0]
     assert MeasuredCost([1], [3.0])(20) == 3.0, "of one measurement, no slope"
 
 
-def test_measuring_leaves_one_context_and_counts_every_forward() -> None:
+def test_measuring_leaves_one_context_and_counts_every_forward():
     lm, turns = TableLM(random_table(3, seed=0)), []
     cost = measure_cost(lm, torch.tensor([0, 1, 2]), [1, 2, 5], 3, lambda: turns.append(1))
     assert lm.length == 3 and lm.forwards == 1 + 3 * 4 == 1 + len(turns)
     assert cost.rows == [1, 2, 5] and min(cost.seconds) > 0
 
 
-# The artefact -------------------------------------------------------------------------------------
-
-
-def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
+def test_artefact_becomes_a_structure(tmp_path):
     path = tmp_path / "new" / "tree.json"
     write_artefact(path, {"parents": [0, 0, 0, 1]})
     assert Sequoia(path).max_siblings == 3
@@ -233,7 +203,7 @@ def test_artefact_becomes_a_structure(tmp_path: Path) -> None:
     assert len(list(path.parent.iterdir())) == 1
 
 
-def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
+def test_missing_artefact_says_how_to_make_one(tmp_path):
     with pytest.raises(UserError, match=r"structure\.tree: .*is missing\. Make one: .*what=tree"):
         Sequoia(tmp_path / "tree.json")
 
@@ -251,9 +221,7 @@ def test_missing_artefact_says_how_to_make_one(tmp_path: Path) -> None:
         '{"format_version": 2, "parents": [0]}',
     ],
 )
-def test_malformed_artefact_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_malformed_artefact_is_refused_in_one_line(text, tmp_path):
     path = tmp_path / "tree.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"structure\.tree: .*tune\.py what=tree") as error:
-        Sequoia(path)
-    assert "\n" not in str(error.value)
+    refuses(r"structure\.tree: .*tune\.py what=tree", Sequoia, path)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.serial import SerialEngine
-from decoding.interfaces import LMOutput, RowsWanted
+from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.adaedl import AdaEDL, entropy
@@ -36,8 +37,13 @@ from predictors.inputs import Inputs
 from predictors.survival import Survival
 from runtime.errors import UserError
 from tests.contract.engines import toy_pair
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.costs import write_cost
 from tests.helpers.training.checkpoints import columns, write_checkpoint, write_logistic
+
+VOCAB = 4
+CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
+VERIFIED = replace(CONTEXT, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1))
 
 
 class Step:
@@ -61,7 +67,7 @@ def ada_edl() -> AdaEDL:
     return AdaEDL(0.4, kappa=0.2, target_rate=0.9, step=0.01, rate_memory=0.5, threshold_memory=0.9)
 
 
-def test_counts_and_confidences() -> None:
+def test_counts_and_confidences():
     assert [Fixed(2).should_stop(Step(count, [1.0])) for count in (0, 1, 2, 3)] == [0, 0, 1, 1]
     rule = Confidence(0.3)
     rule.begin_round(context())
@@ -75,28 +81,25 @@ def test_counts_and_confidences() -> None:
     assert not before.should_stop(Step(0, [0.6, 0.4]))
 
 
-def test_product_of_all_that_was_drawn() -> None:
+def test_product_of_all_that_was_drawn_is_tried_closely_where_it_is_small():
     rule = Product(0.3)
     for round_ in (0, 1):
         rule.begin_round(context(round_))
         asked = [rule.should_stop(Step(count, [1.0], drawn=0.6)) for count in range(4)]
         assert asked == [False, False, False, True]
         assert rule.predicted == pytest.approx([0.6, 0.36, 0.216])
-
-
-def test_products_are_tried_closely_where_they_are_small() -> None:
     grid = Product(0.3).grid(50, 20)
     assert (len(grid), grid[0], grid[-1]) == (51, 0, 1) and sorted(set(grid)) == grid
     assert sum(0 < value < 1e-3 for value in grid) >= 10
 
 
-def test_entropy() -> None:
+def test_entropy():
     assert entropy(torch.tensor([0.5, 0.5, 0.0])) == pytest.approx(math.log(2))
     assert entropy(torch.tensor([0.0, 1.0])) == 0
     assert entropy(torch.full((50_000,), 1 / 50_000)) == pytest.approx(math.log(50_000), rel=1e-4)
 
 
-def test_ada_edl_stops_where_its_bound_is_low() -> None:
+def test_ada_edl_stops_where_its_bound_is_low():
     rule = ada_edl()
     uniform = [1 / 6] * 6  # 1 - sqrt(0.2 log 6) = 0.4014
     assert not rule.should_stop(Step(0, uniform))
@@ -105,7 +108,7 @@ def test_ada_edl_stops_where_its_bound_is_low() -> None:
     assert rule.predicted == pytest.approx(bounds, abs=1e-6)
 
 
-def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
+def test_ada_edl_threshold_follows_the_acceptance_rate():
     rule = ada_edl()
     rule.end_round(verdict(0, 4))  # mean rate 0.45 < 0.9: up
     assert (rule.rate, rule.level) == (pytest.approx(0.45), pytest.approx(0.401))
@@ -123,7 +126,7 @@ def test_ada_edl_threshold_follows_the_acceptance_rate() -> None:
     assert (rule.rate, rule.level) == (0.9, 0.4)
 
 
-def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
+def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted():
     """The draft is the target: the chain and the first leaf are always accepted, the other two
     never can be."""
     same = random_table(5, seed=1)
@@ -134,22 +137,15 @@ def test_ada_edl_is_content_when_one_of_the_open_leaves_is_accepted() -> None:
     assert stop.level <= 0.4 and 7 in {len(r.draft_tokens) for r in rounds}
 
 
-# Stop loss ----------------------------------------------------------------------------------------
-
-
 def stop_loss(folder: Path, draft: float, loss: float) -> StopLoss:
     return StopLoss(Fixed(3), write_cost(folder / "cost.json", draft=draft, target=1.0), loss)
 
 
 @pytest.mark.parametrize(("weight", "pays"), [(0.0, False), (1.0, True)])
-def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(
-    weight: float, pays: bool, tmp_path: Path
-) -> None:
+def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(weight, pays, tmp_path):
     target, noise = (random_table(8, seed, concentration=0.3) for seed in (1, 2))
-    pair = SimpleNamespace(
-        target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight))
-    )
-    draft, loss = 0.3, 0.05
+    models = {"target": TableLM(target), "draft": TableLM(mixed_table(target, noise, weight))}
+    pair, draft, loss = SimpleNamespace(**models), 0.3, 0.05
     rule = stop_loss(tmp_path, draft, loss)
     engine = SerialEngine(pair, Chain(9), rule, TokenVerifier(), Warp(), Warp())
     for seed in range(8):
@@ -164,7 +160,7 @@ def test_a_request_is_given_up_once_it_is_behind_and_loses_no_more(
         assert not any(round_.draft_forwards for round_ in rounds[given_up:])
 
 
-def test_every_request_has_an_account_of_its_own(tmp_path: Path) -> None:
+def test_every_request_has_an_account_of_its_own(tmp_path):
     rule = stop_loss(tmp_path, draft=9.0, loss=0.1)
     for round_, stops in ((0, False), (1, True), (2, True), (0, False)):
         rule.begin_round(context(round_))
@@ -172,16 +168,9 @@ def test_every_request_has_an_account_of_its_own(tmp_path: Path) -> None:
         rule.end_round(verdict(0, 0 if stops else 3))
 
 
-def test_without_measured_costs_there_is_no_account(tmp_path: Path) -> None:
+def test_without_measured_costs_there_is_no_account(tmp_path):
     with pytest.raises(UserError, match=r"^stop\.cost: .*is missing\. Measure it: .* cost=measure"):
         StopLoss(Fixed(3), tmp_path / "none.json", 0.02)
-
-
-# SpecDec++ and H-RAD, on predictors whose output is known -----------------------------------------
-
-VOCAB = 4
-CONTEXT = RoundContext(committed=torch.tensor([0]), max_new=100)
-VERIFIED = replace(CONTEXT, target_hidden=torch.zeros(1, 2), embed=lambda token: torch.zeros(1))
 
 
 class ScriptedLM:
@@ -195,16 +184,7 @@ class ScriptedLM:
         self.states = [0.0, *(math.log(f / (1 - f)) for f in accept)]
         self.length = self.forwards = 0
 
-    def forward(
-        self,
-        tokens: Tensor,
-        parents: Tensor | None = None,
-        *,
-        extend: bool = False,
-        hidden: Sequence[int] = (),
-        hidden_rows: RowsWanted = "all",
-        logits: RowsWanted = "all",
-    ) -> LMOutput:
+    def forward(self, tokens: Tensor, *_: object, hidden: Any = (), **__: object) -> LMOutput:
         self.length += len(tokens)
         self.forwards += 1
         state = torch.tensor([self.states[self.length - 1]]).reshape(1, 1, 1)
@@ -232,9 +212,7 @@ def head(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("order", "spent"), [("paper", (3, 4)), ("code", (4, 4))])
-def test_an_order_pays_a_forward_or_sends_a_token_without_a_score(
-    head: Path, order: str, spent: tuple[int, int]
-) -> None:
+def test_an_order_pays_a_forward_or_sends_a_token_without_a_score(head, order, spent):
     """Products .9, .81, .405: 1 - .405 > .5 after the third token; features are rounded to
     bfloat16."""
     stop = SpecDecPPStop(head, threshold=0.5, bounds=[1, 20], order=order)
@@ -243,14 +221,14 @@ def test_an_order_pays_a_forward_or_sends_a_token_without_a_score(
 
 
 @pytest.mark.parametrize("order", ["paper", "code"])
-def test_bounds(head: Path, order: str) -> None:
+def test_bounds(head, order):
     assert drafted(SpecDecPPStop(head, 0.0, [3, 20], order), [0.1] * 9)[0] == 3
     stop = SpecDecPPStop(head, 1.0, [2, 5], order)
     for _ in range(2):  # rounds are independent
         assert drafted(stop, [0.9] * 9) == (5, 5), "the upper bound needs no score"
 
 
-def test_calibrated_survival_takes_the_place_of_the_product(tmp_path: Path) -> None:
+def test_calibrated_survival_takes_the_place_of_the_product(tmp_path):
     """Products .9, .81, .729: log-odds 2.2, 1.45, .99 less 2, i.e. survival .55, .37, .27."""
     head = write_logistic(tmp_path / "head", Calibration(survival=Survival(bias=-2.0)))
     assert drafted(SpecDecPPStop(head, 0.5, [1, 20], "paper"), [0.9] * 9)[0] == 2
@@ -260,8 +238,7 @@ def test_calibrated_survival_takes_the_place_of_the_product(tmp_path: Path) -> N
     assert stop.predicted == pytest.approx([0.9, 0.9], abs=1e-3), "what the head said"
 
 
-def test_an_untuned_threshold_of_a_calibrated_head_is_said(head: Path, tmp_path: Path) -> None:
-    """The paper's threshold is for the head as it is trained."""
+def test_an_untuned_threshold_of_a_calibrated_head_is_said(head, tmp_path):
     assert not SpecDecPPStop(head, 0.7, [1, 20], "paper").caution
     for calibration in (Calibration("temperature"), Calibration(survival=Survival(bias=-2.0))):
         calibrated = write_logistic(tmp_path / "calibrated", calibration)
@@ -269,18 +246,15 @@ def test_an_untuned_threshold_of_a_calibrated_head_is_said(head: Path, tmp_path:
         assert stop.caution.startswith("threshold 0.7 is not tuned") and "tune.py" in stop.caution
 
 
-def test_wrong_settings_and_checkpoints(head: Path, tmp_path: Path) -> None:
+def test_wrong_settings_and_checkpoints(head, tmp_path):
     with pytest.raises(UserError, match=r"stop\.bounds: expected the smaller number first"):
         SpecDecPPStop(head, 0.5, [20, 2], "paper")
     with pytest.raises(UserError, match=r"stop\.checkpoint: no checkpoint.*python train\.py"):
         SpecDecPPStop(tmp_path / "nowhere", 0.5, [2, 20], "paper")
     hrad = write_checkpoint(tmp_path / "hrad", "hrad", 2)
-    with pytest.raises(UserError, match="does not score draft tokens"):
-        SpecDecPPStop(hrad, 0.5, [2, 20], "paper")
-    with pytest.raises(UserError, match="does not predict a round"):
-        HRADStop(head, Confidence(0.2))
-    with pytest.raises(UserError, match=r"^stop\.checkpoint: .* holds 'specdecpp', which does not"):
-        ValueStop(str(head), 0.2)
+    refuses("does not score draft tokens", SpecDecPPStop, hrad, 0.5, [2, 20], "paper")
+    refuses("does not predict a round", HRADStop, head, Confidence(0.2))
+    refuses(r"^stop\.checkpoint: .* holds 'specdecpp', which does not", ValueStop, str(head), 0.2)
     with pytest.raises(UserError, match=r"^stop\.balance: "):  # it would do nothing
         HRADStop(hrad, Confidence(0.5), 0.5)
 
@@ -304,12 +278,11 @@ class FixedClass:
         return torch.nn.functional.one_hot(torch.tensor([self.outcome]), 3).float()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "eps", "count"), [(0, 0.0, 0), (1, 0.5, 1), (1, 0.1, 4), (2, 0.5, 4)]
-)
-def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int) -> None:
+@pytest.mark.parametrize("given", [(0, 0.0, 0), (1, 0.5, 1), (1, 0.1, 4), (2, 0.5, 4)])
+def test_hrad_class_decides(tmp_path, given):
     """The scripted distributions are uniform on 4 tokens: confidence 0.25 is below eps 0.5 and
     above 0.1."""
+    outcome, eps, count = given
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3, gamma=4), Confidence(eps))
     stop.predictor = FixedClass(outcome, stop)  # type: ignore[assignment]
     assert hrad_drafted(stop, VERIFIED) == count
@@ -317,9 +290,7 @@ def test_hrad_class_decides(tmp_path: Path, outcome: int, eps: float, count: int
 
 
 @pytest.mark.parametrize(("balance", "outcome"), [(1.0, 2), (0.5, 2), (0.0, 0)])
-def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
-    tmp_path: Path, balance: float, outcome: int
-) -> None:
+def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(tmp_path, balance, outcome):
     """Balanced posterior (.25, .25, .5), priors 3 : 1 : 1: posterior (.5, .17, .33)."""
     priors = Calibration("offset", offset=(math.log(3), 0.0, 0.0))
     head = write_checkpoint(tmp_path, "hrad", 3, calibration=priors)
@@ -328,25 +299,21 @@ def test_hrad_weighs_classes_by_the_priors_it_was_calibrated_with(
 
 
 @pytest.mark.parametrize(("none", "count"), [(0.69, 0), (0.71, 1)])
-def test_hrad_drafts_nothing_where_none_is_probable(
-    tmp_path: Path, none: float, count: int
-) -> None:
+def test_hrad_drafts_nothing_where_none_is_probable(tmp_path, none, count):
     """Else as the confidence rule says, though "all" may be more probable than "some"."""
     head = write_checkpoint(tmp_path, "hrad", 3)
     stop = saying(HRADStop(head, Confidence(0.5), none=none), [0.7, 0.1, 0.2])
     assert hrad_drafted(stop, VERIFIED) == count
 
 
-def test_a_head_of_older_states_is_not_asked_in_turns(tmp_path: Path) -> None:
-    """Neither while decoding nor in replay."""
+def test_a_head_of_older_states_is_not_asked_in_turns(tmp_path):
     older = write_checkpoint(tmp_path, "hrad", 3, settings={"age": 1})
     stop = HRADStop(older, Confidence(0.5))
     for ask in (lambda: stop.begin_round(CONTEXT), lambda: stop.policy(None)):  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"^stop\.checkpoint: .*engine\.a_priori=true$"):
-            ask()
+        refuses(r"^stop\.checkpoint: .*engine\.a_priori=true$", ask)
 
 
-def test_hrad_without_features_asks_the_confidence_rule(tmp_path: Path) -> None:
+def test_hrad_without_features_asks_the_confidence_rule(tmp_path):
     stop = HRADStop(write_checkpoint(tmp_path, "hrad", 3), Confidence(0.5))
     assert hrad_drafted(stop, CONTEXT) == 1
     stop.end_round(Verdict(0, [], 1, 1))
@@ -357,9 +324,6 @@ def hrad_drafted(stop: HRADStop, context: RoundContext) -> int:
     stop.begin_round(context)
     Chain(25).grow(tree)
     return len(tree.token)
-
-
-# Value --------------------------------------------------------------------------------------------
 
 
 def value_stop(folder: Path, threshold: float, survival: Survival | None = None) -> ValueStop:
@@ -377,12 +341,12 @@ def value_rounds(rule: ValueStop, gamma: int = 6) -> list[tuple[int, int, list[f
     return [(len(one.draft_tokens), one.draft_forwards, one.predicted) for one in rounds]
 
 
-def test_the_first_token_is_always_drawn_and_none_is_looked_at_in_vain(tmp_path: Path) -> None:
+def test_the_first_token_is_always_drawn_and_none_is_looked_at_in_vain(tmp_path):
     for tokens, forwards, predicted in value_rounds(value_stop(tmp_path, 1.0)):
         assert (tokens, forwards, len(predicted)) == (1, 1, 1)
 
 
-def test_it_goes_on_while_the_next_token_is_worth_it(tmp_path: Path) -> None:
+def test_it_goes_on_while_the_next_token_is_worth_it(tmp_path):
     found = value_rounds(value_stop(tmp_path, 0.03))
     assert len({tokens for tokens, _, _ in found}) > 1
     for tokens, forwards, predicted in found:
@@ -392,23 +356,21 @@ def test_it_goes_on_while_the_next_token_is_worth_it(tmp_path: Path) -> None:
     assert {tokens for tokens, _, _ in value_rounds(value_stop(tmp_path, 0.0))} == {6}
 
 
-def test_calibrated_survival_takes_the_place_of_what_is_reached(tmp_path: Path) -> None:
+def test_calibrated_survival_takes_the_place_of_what_is_reached(tmp_path):
     mapped = Survival(scale=0.5, bias=0.3, depth=-0.2)
-    plain = value_rounds(value_stop(tmp_path, 0.0))
-    for (_, _, products), (_, _, found) in zip(
-        plain, value_rounds(value_stop(tmp_path, 0.0, mapped)), strict=True
-    ):
+    plain, calibrated = (value_rounds(value_stop(tmp_path, 0.0, of)) for of in (None, mapped))
+    for (_, _, products), (_, _, found) in zip(plain, calibrated, strict=True):
         expected = mapped.of_products(torch.tensor(products, dtype=torch.float64))
         assert found == pytest.approx(expected.tolist()[: len(found)])
 
 
-def test_thresholds_are_tried_at_equal_ratios(tmp_path: Path) -> None:
+def test_thresholds_are_tried_at_equal_ratios(tmp_path):
     grid = np.array(value_stop(tmp_path, 0.2).grid(20, 8))
     assert grid[0] == 0 and grid[-1] == 1 and len(grid) == 21
     assert np.allclose(grid[2:] / grid[1:-1], grid[2] / grid[1])
 
 
-def test_only_the_state_at_the_token_costs_a_forward(tmp_path: Path) -> None:
+def test_only_the_state_at_the_token_costs_a_forward(tmp_path):
     rule, table = value_stop(tmp_path, 0.2), torch.rand(2, 3, 4).numpy()
     replayed = type("Table", (), {"of_predictor": lambda self, name: table})()
     assert not rule.policy(replayed).ahead

@@ -1,12 +1,11 @@
 import json
 import time
-from pathlib import Path
 
 import pytest
 
 from decoding.trace import STAGES, RoundTrace, Stopwatch, Trace, read_traces, write_traces
-from runtime.errors import UserError
 from runtime.json_lines import sealed
+from tests.helpers.damage.refusals import refuses
 
 
 def trace() -> Trace:
@@ -18,7 +17,7 @@ def trace() -> Trace:
     return Trace(3, [4, 7, 1], rounds, 0.2, 1.6, prompt_id="a/1", dataset="a", method="fixed")
 
 
-def test_traces_survive_a_file(tmp_path: Path) -> None:
+def test_traces_survive_a_file(tmp_path):
     path = tmp_path / "traces.jsonl"
     write_traces(path, [trace(), trace()])
     assert read_traces(path) == [trace(), trace()]
@@ -26,7 +25,7 @@ def test_traces_survive_a_file(tmp_path: Path) -> None:
     assert trace().stages["target"] == 1.0 and trace().decode_seconds == pytest.approx(1.4)
 
 
-def test_a_bad_line_is_named(tmp_path: Path) -> None:
+def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "traces.jsonl"
     line = sealed(trace().to_dict())
     for bad in (
@@ -51,11 +50,10 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         ),
     ):
         path.write_bytes(line + b"\n" + bad + b"\n")
-        with pytest.raises(UserError, match="traces.jsonl:2"):
-            read_traces(path)
+        refuses("traces.jsonl:2", read_traces, path)
 
 
-def test_stopwatch_gives_each_moment_to_one_stage() -> None:
+def test_stopwatch_gives_each_moment_to_one_stage():
     start, watch = time.perf_counter(), Stopwatch()
     with watch.stage("stop"):
         with watch.stage("draft"):

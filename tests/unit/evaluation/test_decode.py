@@ -20,13 +20,11 @@ from evaluation.lossless import (
     greedy_differences,
     near_tie,
 )
-from runtime.errors import UserError
 from runtime.json_lines import with_checksum
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain, trace
 
-REQUESTS = [
-    Request(f"p{n}", "odd" if n % 2 else "even", torch.tensor([n]), "test") for n in range(3)
-]
+REQUESTS = [Request(f"p{n}", ("even", "odd")[n % 2], torch.tensor([n]), "test") for n in range(3)]
 RESUME = "x.resume"
 
 
@@ -58,7 +56,7 @@ def compared(folder: Path, log: list[tuple[str, int]], stop: int = 99) -> Traces
         return decode(engines, REQUESTS, Plan(2, 4, 5), journal, "methods")
 
 
-def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
+def test_methods_take_turns_and_share_seeds(tmp_path):
     log: list[tuple[str, int]] = []
     traces = compared(tmp_path, log)
     assert log[:6] == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
@@ -71,8 +69,7 @@ def test_methods_take_turns_and_share_seeds(tmp_path: Path) -> None:
     assert alternating(["a", "b", "x"]) == ["a", "x", "b"] and alternating([]) == []
 
 
-def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Also when the last line was half written; turns are taken up whole."""
+def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     whole = compared(tmp_path / "whole", [])
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path, [], stop=5)
@@ -83,26 +80,21 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     assert log[:2] == [("a", 2), ("b", 2)] and len(log) == 8
     with Journal(tmp_path / RESUME, Trace) as journal:
         assert journal.resumed == 6
-        with pytest.raises(UserError, match="out: another run"):
-            Journal(tmp_path / RESUME, Trace)
+        refuses("out: another run", Journal, tmp_path / RESUME, Trace)
         journal.remove()
     assert not (tmp_path / RESUME).exists()
 
 
-def test_progress_needs_no_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_needs_no_bar(tmp_path, monkeypatch):
     """TQDM_DISABLE=1 measures no elapsed time."""
     monkeypatch.setattr("evaluation.decode.tqdm", lambda **settings: tqdm(disable=True, **settings))
     assert len(compared(tmp_path, [])["a"]) == 6
 
 
-# The journal --------------------------------------------------------------------------------------
-
-
-def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
+def test_a_journal_keeps_time_lines(tmp_path):
     whole = decoded(4)
-    whole.rounds[0].overlap = StageTrace(
-        "branch", 1, 2, 3, 0, [[1]], 2, 1, [Span("draft", "keep", 0.25, 0.5, 3)]
-    )
+    spans = [Span("draft", "keep", 0.25, 0.5, 3)]
+    whole.rounds[0].overlap = StageTrace("branch", 1, 2, 3, 0, [[1]], 2, 1, spans)
     with Journal(tmp_path / RESUME, Trace) as journal:
         journal.add("a", {"b": whole})
     with Journal(tmp_path / RESUME, Trace) as journal:
@@ -111,14 +103,10 @@ def test_a_journal_keeps_time_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["{}", '{"key": "a", "found": []}', "[1", "[" * 100_000])
 @pytest.mark.parametrize("seal", [False, True])
-def test_a_damaged_journal_is_named(line: str, seal: bool, tmp_path: Path) -> None:
+def test_a_damaged_journal_is_named(line, seal, tmp_path):
     whole = with_checksum(line[:-1].encode()) if seal else line.encode()
     (tmp_path / RESUME).write_bytes(whole + b"\n")
-    with pytest.raises(UserError, match="out: .*x.resume is damaged in line 1"):
-        Journal(tmp_path / RESUME, Trace)
-
-
-# Losslessness -------------------------------------------------------------------------------------
+    refuses("out: .*x.resume is damaged in line 1", Journal, tmp_path / RESUME, Trace)
 
 
 def constant_lm(*logits: float) -> Any:
@@ -134,9 +122,7 @@ def constant_lm(*logits: float) -> Any:
         (0.01, torch.bfloat16, True),
     ],
 )
-def test_a_near_tie_is_excused_and_a_real_difference_is_not(
-    gap: float, dtype: torch.dtype, excused: bool
-) -> None:
+def test_a_near_tie_is_excused_and_a_real_difference_is_not(gap, dtype, excused):
     lm, prompt = constant_lm(1.0 + gap, 1.0, 0), [torch.tensor([0])]
     (found,) = greedy_differences(lm, prompt, [decoded(2, 1)], [decoded(2, 0)], dtype)
     assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
@@ -155,13 +141,11 @@ def test_a_near_tie_is_excused_and_a_real_difference_is_not(
         (-9, torch.float16, 2**-6),
     ],
 )
-def test_a_near_tie_is_two_steps_of_the_dtype(
-    logit: float, dtype: torch.dtype, limit: float
-) -> None:
+def test_a_near_tie_is_two_steps_of_the_dtype(logit, dtype, limit):
     assert near_tie(logit, dtype) == pytest.approx(limit) and near_tie(logit, dtype) >= limit
 
 
-def test_lossless_lines_say_which_and_why() -> None:
+def test_lossless_lines_say_which_and_why():
     tie, wrong = Difference("p1", 4, 7, 8, 1e-5), Difference("p2", 0, 7, 9, 0.5)
     text = "\n".join(difference_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
     assert "a: 5 of 5 outputs equal autoregressive decoding (equal)" in text
@@ -169,7 +153,7 @@ def test_lossless_lines_say_which_and_why() -> None:
     assert "c: 3 of 5 outputs equal autoregressive decoding (NOT LOSSLESS on 1)" in text
 
 
-def test_invariants() -> None:
+def test_invariants():
     sound = trace([chain(4, 3), chain(2, 0), chain(0, 0)])
     assert broken_invariants(sound, 6, frozenset({99})) == []
     assert broken_invariants(sound, 5, frozenset({99})) == ["longer than max_new_tokens"]

@@ -8,7 +8,6 @@ import torch
 
 from decoding.draft import Draft, RoundContext
 from decoding.engines.serial import SerialEngine
-from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.never import Never
@@ -31,16 +30,9 @@ from evaluation.expect import (
 )
 from evaluation.table import ratio
 from runtime.errors import UserError
+from tests.unit.decoding.test_rounds import pair
 
 TEXT = Text("toy", "a", torch.tensor([1, 2, 3, 4, 0, 1, 2, 2, 3, 1, 4, 4]), 3)
-
-
-def pair(max_length: int = 100) -> SimpleNamespace:
-    target = random_table(5, seed=1, concentration=0.5)
-    draft = mixed_table(target, random_table(5, seed=2), 0.6)
-    return SimpleNamespace(
-        target=TableLM(target, max_length=max_length), draft=TableLM(draft, max_length=max_length)
-    )
 
 
 def chain(models: SimpleNamespace, verifier: object = None, gamma: int = 4, **kw) -> SerialEngine:
@@ -60,7 +52,7 @@ def prefilled(models: SimpleNamespace) -> RoundContext:
 
 
 @pytest.mark.parametrize("make", [chain, lambda models: tree(models, RrswVerifier())])
-def test_it_is_the_average_of_real_verdicts(make: object) -> None:
+def test_it_is_the_average_of_real_verdicts(make):
     models = pair()
     engine, context = make(models), prefilled(models)
     drafted = engine.expected(context, Sampler.seeded(3))
@@ -71,7 +63,7 @@ def test_it_is_the_average_of_real_verdicts(make: object) -> None:
     assert tokens == pytest.approx(accepted + 1)
 
 
-def test_token_by_token_it_is_the_closed_form() -> None:
+def test_token_by_token_it_is_the_closed_form():
     models = pair()
     context = prefilled(models)
     drafted = chain(models).expected(context, Sampler.seeded(3))
@@ -86,7 +78,7 @@ def test_token_by_token_it_is_the_closed_form() -> None:
     assert accepted == pytest.approx(expected, abs=1e-6)
 
 
-def test_nothing_follows_an_open_leaf_or_an_eos() -> None:
+def test_nothing_follows_an_open_leaf_or_an_eos():
     draft = Draft([0, 1, 1], [3, 4, 2], [torch.zeros(5)] * 4, open=1)
     ends = torch.tensor([0.4, 0.3, 0.2, 0.1])
     accepted, tokens = expected_counts(draft, ends)
@@ -95,7 +87,7 @@ def test_nothing_follows_an_open_leaf_or_an_eos() -> None:
     assert tokens == pytest.approx(accepted + 0.7)
 
 
-def test_the_caches_are_left_as_they_were() -> None:
+def test_the_caches_are_left_as_they_were():
     models = pair()
     context, engines = prefilled(models), [chain(models), tree(models, RrsVerifier())]
     before = [in_context(engine, context, [1]) for engine in engines]
@@ -103,7 +95,7 @@ def test_the_caches_are_left_as_they_were() -> None:
     assert [in_context(engine, context, [1]) for engine in engines] == before
 
 
-def test_a_prefill_for_each_context_gives_the_same() -> None:
+def test_a_prefill_for_each_context_gives_the_same():
     models = pair()
     found = dict(along({"a": chain(models)}, models, TEXT, Plan(4, 2, 0)))
     assert list(found) == [10, 8, 6, 4]
@@ -115,7 +107,7 @@ def test_a_prefill_for_each_context_gives_the_same() -> None:
     assert some == {length: found[length] for length in list(found)[3:]}
 
 
-def test_the_same_method_differs_by_nothing() -> None:
+def test_the_same_method_differs_by_nothing():
     models = pair()
     engines = {"a": chain(models), "b": chain(models), "block": chain(models, BlockVerifier())}
     turns = {}
@@ -131,7 +123,7 @@ def test_the_same_method_differs_by_nothing() -> None:
     assert difference(rows, "block", "a", "drafted").value == 0
 
 
-def test_means_are_over_contexts_which_are_spread() -> None:
+def test_means_are_over_contexts_which_are_spread():
     one, two = Expected(1, 2, 3, 4), Expected(3, 4, 5, 6)
     turns = {("toy", "a"): {"m": [one, one, one]}, ("toy", "b"): {"m": [two]}}
     assert ratio(measured(turns), "accepted", "rounds").value == 1.5
@@ -140,19 +132,17 @@ def test_means_are_over_contexts_which_are_spread() -> None:
         assert Plan(count, 1, 0).lengths(text) == [5 + position for position in expected]
 
 
-def test_beyond_the_context_of_the_draft_nothing_is_drafted() -> None:
+def test_beyond_the_context_of_the_draft_nothing_is_drafted():
     models, whole = pair(), pair()
     models.draft.max_length = 8
-    kinds = [
-        dict(along({"a": chain(one, gamma=2)}, one, TEXT, Plan(8, 2, 0))) for one in (models, whole)
-    ]
-    short, long = ({n: found["a"] for n, found in kind.items()} for kind in kinds)
+    kinds = [along({"a": chain(m, gamma=2)}, m, TEXT, Plan(8, 2, 0)) for m in (models, whole)]
+    short, long = ({n: found["a"] for n, found in kind} for kind in kinds)
     assert {n for n in short if short[n].accepted} == {n for n in short if n < 8}
     assert {n for n in short if short[n] == long[n]} == {n for n in short if n <= 6}
     assert all(short[n].tokens == 1 for n in short if n >= 8)
 
 
-def test_a_text_that_does_not_fit_is_refused() -> None:
+def test_a_text_that_does_not_fit_is_refused():
     models = pair(max_length=8)
     with pytest.raises(UserError, match="^data: a has 12 tokens"):
         list(along({"a": chain(models)}, models, TEXT, Plan(2, 1, 0)))

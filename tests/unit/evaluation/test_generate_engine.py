@@ -13,40 +13,27 @@ from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.sampling import Sampler, Warp
 from decoding.trace import Trace
 from evaluation.baselines import generate
-from evaluation.baselines.generate import (
-    GenerateEngine,
-    compiled_settings,
-    not_compiled,
-    warp_settings,
-)
 from runtime.errors import UserError
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 
 PROMPT = torch.tensor([3, 4, 5, 3, 4])
 NONE: dict[str, Any] = {}
-TWO = {
-    "num_assistant_tokens": 2,
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.0,
-}
+TWO: Any = {"num_assistant_tokens": 2, "num_assistant_tokens_schedule": "constant"}
+TWO |= {"assistant_confidence_threshold": 0.0}
 DYNAMIC = {**TWO, "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4}
 HEURISTIC = {**TWO, "num_assistant_tokens_schedule": "heuristic_transient"}
-METHODS: list[tuple[bool, dict[str, Any]]] = [
-    (False, {}),
-    (True, TWO),
-    (False, {"prompt_lookup_num_tokens": 3}),
-]
+METHODS: Any = [(False, {}), (True, TWO), (False, {"prompt_lookup_num_tokens": 3})]
 
 
 def engine(
     warp: Warp, assistant: bool = False, settings: Any = NONE, eos: frozenset[int] = frozenset()
-) -> GenerateEngine:
+) -> generate.GenerateEngine:
     target, draft = tiny_models()
     for model in (target, draft):  # what a model folder may say must not count
-        model.generation_config = GenerationConfig(
-            do_sample=True, top_k=3, temperature=0.2, eos_token_id=7
-        )
-    return GenerateEngine(target.eval(), draft.eval() if assistant else None, warp, eos, settings)
+        said = {"do_sample": True, "top_k": 3, "temperature": 0.2, "eos_token_id": 7}
+        model.generation_config = GenerationConfig(**said)
+    models = target.eval(), draft.eval() if assistant else None
+    return generate.GenerateEngine(*models, warp, eos, settings)
 
 
 def decoded(used: Any, prompt: torch.Tensor = PROMPT, count: int = 20, seed: int = 1) -> Trace:
@@ -54,9 +41,7 @@ def decoded(used: Any, prompt: torch.Tensor = PROMPT, count: int = 20, seed: int
 
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
-def test_greedy_output_is_that_of_our_plain_decoding(
-    assistant: bool, settings: dict[str, Any]
-) -> None:
+def test_greedy_output_is_that_of_our_plain_decoding(assistant, settings):
     ours = decoded(AutoregressiveEngine(tiny_pair(), Warp(0.0), frozenset()))
     found = decoded(engine(Warp(0.0), assistant, settings))
     assert found.tokens == ours.tokens and found.prompt_tokens == 5 and found.seconds > 0
@@ -69,9 +54,7 @@ def test_greedy_output_is_that_of_our_plain_decoding(
 
 @pytest.mark.parametrize(("assistant", "settings"), [*METHODS, (True, DYNAMIC), (True, HEURISTIC)])
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
-def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
-    warp: Warp, assistant: bool, settings: dict[str, Any]
-) -> None:
+def test_a_round_is_a_forward_and_no_forward_is_for_the_prompt_alone(warp, assistant, settings):
     """So accepted tokens per round are those per verified draft: where there are drafts, the first
     forward has one."""
     used, rows = engine(warp, assistant, settings), list[int]()
@@ -86,9 +69,7 @@ def test_a_round_is_a_target_forward_and_no_forward_is_for_the_prompt_alone(
 
 @pytest.mark.parametrize(("assistant", "settings"), METHODS)
 @pytest.mark.parametrize("warp", [Warp(1.0), Warp(0.7, 6, 0.9)])
-def test_the_distribution_is_the_target_after_our_warp(
-    warp: Warp, assistant: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_distribution_is_the_target_after_our_warp(warp, assistant, settings, monkeypatch):
     """Every distribution that it samples or verifies by, row by row: a row goes with one more token
     than the one before."""
     seen: list[torch.Tensor] = []
@@ -120,15 +101,13 @@ def test_the_distribution_is_the_target_after_our_warp(
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)])
 @pytest.mark.slow
-def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
-    warp: Warp, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_forward_gives_the_same_and_is_compiled_once(warp, monkeypatch):
     """Prompts and responses of several lengths share the cache's length, so nothing is compiled
     after the first."""
     # torch.compile traces and guards, but writes no code: quick, and no C++ compiler is asked
     monkeypatch.setattr(generate, "CompileConfig", lambda: CompileConfig(backend="eager"))
-    plain, compiled = engine(warp), engine(warp, settings=compiled_settings(30))
-    assert not_compiled(compiled, PROMPT) is None
+    plain, compiled = engine(warp), engine(warp, settings=generate.compiled_settings(30))
+    assert generate.not_compiled(compiled, PROMPT) is None
     for prompt, count in ((PROMPT, 20), (PROMPT.repeat(2), 20), (PROMPT[:2], 3)):
         with torch.compiler.set_stance("fail_on_recompile"):
             found = decoded(compiled, prompt, count)
@@ -136,34 +115,34 @@ def test_a_compiled_forward_gives_the_same_and_is_compiled_once(
 
 
 @pytest.mark.slow
-def test_code_is_compiled_or_a_line_says_why_not() -> None:
+def test_code_is_compiled_or_a_line_says_why_not():
     def why(settings: Any) -> str | None:
-        return not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
+        return generate.not_compiled(engine(Warp(0.0), settings=settings), PROMPT)
 
-    assert why(compiled_settings(20)) is None
+    assert why(generate.compiled_settings(20)) is None
     torch.compiler.reset()
     with inductor.patch({"force_disable_caches": True, "cpp.cxx": ("none-such",)}):
-        line = why(compiled_settings(20))
+        line = why(generate.compiled_settings(20))
     assert line is not None and "C++ compiler" in line and "\n" not in line
     line = why({})  # transformers goes on without a word
     assert line is not None and "transformers" in line
 
 
-def test_a_seed_is_a_response() -> None:
+def test_a_seed_is_a_response():
     used = engine(Warp(1.0), True, TWO)
     again = [decoded(used, count=12, seed=seed).tokens for seed in (1, 1, 2)]
     assert again[0] == again[1] != again[2]
 
 
-def test_no_filter_is_no_filter() -> None:
+def test_no_filter_is_no_filter():
     sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    assert warp_settings(Warp(1.0)) == sampled
-    assert warp_settings(Warp(0.0, 5)) == {"do_sample": False}
+    assert generate.warp_settings(Warp(1.0)) == sampled
+    assert generate.warp_settings(Warp(0.0, 5)) == {"do_sample": False}
     with pytest.raises(UserError, match="engine.settings: .*cache_implementation"):
         engine(Warp(1.0), settings={"cache_implementation": "none"})
 
 
 @pytest.mark.parametrize("models", [{}, {"target": "a", "draft": "b"}])
-def test_models_that_are_no_pair_are_refused_in_a_line(models: dict[str, str]) -> None:
+def test_models_that_are_no_pair_are_refused_in_a_line(models):
     with pytest.raises(UserError, match=r"^engine\.models: expected the settings of a pair, got"):
         generate.plain(OmegaConf.create(models), *(None,) * 4)  # type: ignore[arg-type]

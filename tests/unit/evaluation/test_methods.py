@@ -26,26 +26,24 @@ METHOD = {
     "structure": {"_target_": REPLAYED["structure"], "gamma_max": 8},
     "stop": STOP,
 }
-PLAIN = {
-    "_target_": "decoding.engines.autoregressive.AutoregressiveEngine",
-    "warp": {"temperature": 0.0},
-}
+AUTOREGRESSIVE = "decoding.engines.autoregressive.AutoregressiveEngine"
+PLAIN = {"_target_": AUTOREGRESSIVE, "warp": {"temperature": 0.0}}
+F32 = "torch.float32"
+MIXED = {"target": "torch.bfloat16", "draft": F32}
 HERE = {
     "hardware": {"target": "Xeon", "draft": "Xeon"},
-    "dtypes": {"target": "torch.float32", "draft": "torch.float32"},
+    "dtypes": {"target": F32, "draft": F32},
     "threads": 2,
     "versions": {"torch": "2.9"},
 }
+LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
+TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
 
 
 def config(**changed: Any) -> DictConfig:
     method = copy.deepcopy(METHOD) | changed
     methods = {"autoregressive": {"engine": PLAIN}, "adaedl": method}
     return OmegaConf.create({"thresholds": "x.json", "method": methods, "tried": {}})
-
-
-LEFT_OUT = (None, "adaedl: built otherwise than it was tuned, thresholds left out")
-TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +59,7 @@ TUNED = (0.25, "adaedl: stop.threshold=0.25, tuned: 1.500x modelled")
         ({"stop": {**STOP, "_target_": "decoding.stopping.confidence.Confidence"}}, LEFT_OUT),
     ],
 )
-def test_a_method_like_the_tuned_one_gets_its_threshold(
-    changed: dict[str, Any], expected: tuple[float | None, str]
-) -> None:
+def test_a_method_like_the_tuned_one_gets_its_threshold(changed, expected):
     cfg = config(**changed)
     before = copy.deepcopy(cfg)
     methods, lines = tuned_methods(cfg, ["adaedl"], FOUND, [])
@@ -73,7 +69,7 @@ def test_a_method_like_the_tuned_one_gets_its_threshold(
     assert (threshold, lines[1]) == expected
 
 
-def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for() -> None:
+def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for():
     file, cfg = copy.deepcopy(FOUND), config()
     file["results"]["chosen"] = {
         "advice": thresholds.NO_ADVICE,
@@ -99,15 +95,10 @@ def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for(
         ({"versions": {"torch": "2.5"}, "machine": "another"}, None),
         ({"threads": 1}, "threads 1, here 2"),
         ({"hardware": {"target": "H200", "draft": "H200"}}, "hardware H200, here Xeon"),
-        (
-            {"dtypes": {"target": "torch.bfloat16", "draft": "torch.float32"}},
-            "dtypes target torch.bfloat16, draft torch.float32, here torch.float32",
-        ),
+        ({"dtypes": MIXED}, f"dtypes target torch.bfloat16, draft {F32}, here {F32}"),
     ],
 )
-def test_thresholds_of_another_machine_come_with_a_warning(
-    there: dict[str, Any], words: str | None
-) -> None:
+def test_thresholds_of_another_machine_come_with_a_warning(there, words):
     command = "python scripts/tune.py cost=measured pair.dtype=auto seed=1"
     file = FOUND | {"measured_on": HERE | there, "command": command}
     warnings = tuned_elsewhere(config(), file, ["pair.dtype=float32", "limit=9"], HERE)
@@ -116,7 +107,7 @@ def test_thresholds_of_another_machine_come_with_a_warning(
     assert warnings == ([line] if words else [])
 
 
-def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
+def test_every_combination_is_tried_and_the_fastest_chosen():
     cfg = config()
     cfg.tried = {"adaedl": {"stop": {"threshold": [0.1, 0.2], "kappa": [1]}}}
     ways = alternatives(cfg, "adaedl", [])
@@ -130,7 +121,7 @@ def test_every_combination_is_tried_and_the_fastest_chosen() -> None:
     assert not alternatives(cfg, "autoregressive", [])
 
 
-def test_a_method_that_nothing_was_chosen_for_says_its_caution() -> None:
+def test_a_method_that_nothing_was_chosen_for_says_its_caution():
     careful, plain = SimpleNamespace(caution="not tuned"), SimpleNamespace(caution="")
     engines = {"untuned": careful, "tuned": careful, "plain": plain}
     empty = OmegaConf.create({})

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", ["fixed", "custom", "specbranch"])
-def test_the_engine_has_the_draft_length_and_the_checkpoint_of_the_run(name: str) -> None:
+def test_the_engine_has_the_draft_length_and_the_checkpoint_of_the_run(name):
     GlobalHydra.instance().clear()
     settings = ["stop=specdecpp", "gamma=7", "checkpoint=checkpoints/other"]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):

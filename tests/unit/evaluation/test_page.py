@@ -29,7 +29,7 @@ def row(low: float, high: float, **changes: float) -> Row:
     return figures | {SPEEDUP: Estimate((low + high) / 2, low, high)}
 
 
-def test_the_table_says_where_speculation_loses() -> None:
+def test_the_table_says_where_speculation_loses():
     rows = {
         "autoregressive": row(1, 1) | {SPEEDUP: Estimate(1.0)},
         "x": row(1.1, 1.3),
@@ -48,7 +48,7 @@ def test_the_table_says_where_speculation_loses() -> None:
     assert verdict("x", row(1.1, 1.3) | {SPEEDUP: Estimate(1.2)}) == "one prompt"
 
 
-def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding() -> None:
+def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding():
     rejected = {"tokens/target call": 1.0, "drafted/round": 2.0}
     assert verdict("x", row(0.5, 0.6, **rejected)) == "SLOWER"
     assert verdict("x", row(0.5, 0.6, **rejected | {"drafted/round": 0})) == "does not speculate"
@@ -66,19 +66,18 @@ def measured(**seconds: float) -> pd.DataFrame:
     return timed(traces)
 
 
-def test_the_answer_is_what_to_use_and_how_sure() -> None:
+def test_the_answer_is_what_to_use_and_how_sure():
     rows = measured(autoregressive=2.0, fixed=1.0, product=1.0, hrad=1.9)
     use, sure = answer(rows, LABELS, list(LABELS))
-    assert use == (
-        "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding. No clear difference from it:"
-        " product. Clearly slower: hrad."
-    )
+    best, others = use.split(". ", 1)
+    assert best == "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding"
+    assert others == "No clear difference from it: product. Clearly slower: hrad."
     assert sure.startswith("Measured on 6 prompts, 1 repeat; ") and "Provisional: 6 is" in sure
     assert "judged on" in sure
     assert f"{summary(rows)['fixed'][SPEEDUP].value:.2f}" == "2.00", "the table says the same"
 
 
-def test_the_answer_may_be_plain_decoding() -> None:
+def test_the_answer_may_be_plain_decoding():
     rows = measured(autoregressive=1.0, fixed=2.0, hrad=4.0)
     use, _ = answer(rows, LABELS, list(LABELS))
     assert use.startswith("Use plain decoding: no method is shown to be faster here. The fastest")
@@ -102,11 +101,11 @@ def test_the_answer_may_be_plain_decoding() -> None:
         (None, "m"),
     ],
 )
-def test_a_method_is_called_with_its_number(stop: Any, label: str) -> None:
+def test_a_method_is_called_with_its_number(stop, label):
     assert labelled("m", {"stop": stop}) == label
 
 
-def test_the_legend_says_what_each_method_does() -> None:
+def test_the_legend_says_what_each_method_does():
     """A rule to tune says it for the method, else the structure, else the engine."""
     settings = {
         "autoregressive": PLAIN,
@@ -123,23 +122,18 @@ def test_the_legend_says_what_each_method_does() -> None:
     ]
 
 
-def test_equal_outputs_are_one_line() -> None:
+def test_equal_outputs_are_one_line_and_names_cannot_drive_the_terminal():
     lines = ["hold", *difference_lines({"a": [], "b": []}, 3)]
-    assert lossless_in_short(lines) == [
-        "hold",
-        "greedy: outputs of 2 methods equal plain decoding, every token",
-    ]
+    equal = "greedy: outputs of 2 methods equal plain decoding, every token"
+    assert lossless_in_short(lines) == ["hold", equal]
     wrong = difference_lines({"a": [], "b": [Difference("p", 0, 7, 9, 0.5)]}, 3)
     assert lossless_in_short(wrong) == wrong
-
-
-def test_names_cannot_drive_the_terminal() -> None:
     lines = difference_lines({"fixed": [Difference(WRONG, 1, 2, 3, 0.5)]}, 1)
     lines += markdown([WRONG], [[WRONG]]).split("\n")
     assert all(line.isprintable() for line in lines) and len(lines) == 5
 
 
-def test_speeds_of_a_draft_that_stands_for_another_say_so() -> None:
+def test_speeds_of_a_draft_that_stands_for_another_say_so():
     assert simulated({}) == simulated({"draft_mix": 1, "bits": None}) == []
     (rounded,), (mixed,) = simulated({"bits": 5}), simulated({"draft_mix": 0.4})
     assert rounded.startswith("Simulated draft: the target with weights of 5 bits. It takes")

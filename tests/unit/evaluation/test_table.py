@@ -39,7 +39,7 @@ def with_prefill(rounds: list[RoundTrace]) -> Trace:
     return replace(trace(rounds, 1.5), prefill_seconds=0.5)
 
 
-def test_accepted_lengths() -> None:
+def test_accepted_lengths():
     """A serial round is one by itself; with models side by side they span rounds, and end at
     rejections, or with the request."""
     assert accepted_lengths(trace(FIRST)) == [3, 0, 2, 1]
@@ -51,10 +51,7 @@ def test_accepted_lengths() -> None:
     assert accepted_lengths(trace(inner)) == [2 + 1 + 1, 0, 2], "only inner rows of a tree reject"
 
 
-# Sums and ratios ----------------------------------------------------------------------------------
-
-
-def test_ratios_are_of_sums_over_requests() -> None:
+def test_ratios_are_of_sums_over_requests():
     rows = timed({"m": [trace(FIRST, 2.0), trace(SECOND, 1.0, prompt="b")]})
     assert rows["kind"].tolist() == ["timed"] * 2 and set(rows) <= set(table.SCHEMA)
     assert rows[table.SIDE_BY_SIDE].isna().all(axis=None), "there, and nothing to say"
@@ -69,14 +66,16 @@ def test_ratios_are_of_sums_over_requests() -> None:
     assert row["acceptance"] == pytest.approx(8 / 13)
 
 
-def test_nothing_is_an_empty_table() -> None:
+def test_nothing_is_an_empty_table_and_plain_decoding_has_no_draft_figures():
     rows = table.table("timed", [])
     assert rows.empty and {"kind", "policy", "dataset", "prompt", "repeat"} <= set(rows)
     assert summary(rows) == compare(rows) == {} and table.count_prompts(rows) == 0
+    row = summary(timed({"autoregressive": [plain(3)]}))["autoregressive"]
+    assert row["tokens/target call"].value == row[table.SPEEDUP].value == 1
+    assert all(row[name].value == 0 for name in ("acceptance", "rollback RB", "accepted length M"))
 
 
-def test_rollback_counts_steps_in_time() -> None:
-    """A tree has as many as its depth; where the models overlap the engine has counted them."""
+def test_rollback_counts_steps_in_time():
     trees = trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)])
     counted = chain(6, 1)
     counted.overlap = StageTrace("branch", 1, 2, 4, 0, [[1]], 3, 0, [])
@@ -86,13 +85,7 @@ def test_rollback_counts_steps_in_time() -> None:
     assert rows["overlapped"]["class some"].value == 1 and "waste" not in rows["tree"]
 
 
-def test_plain_decoding_has_no_draft_figures() -> None:
-    row = summary(timed({"autoregressive": [plain(3)]}))["autoregressive"]
-    assert row["tokens/target call"].value == row[table.SPEEDUP].value == 1
-    assert all(row[name].value == 0 for name in ("acceptance", "rollback RB", "accepted length M"))
-
-
-def test_shares_of_decode_time() -> None:
+def test_shares_of_decode_time():
     rounds = [chain(1, 1, draft=0.2, target=0.5, stop=0.1, verify=0.05)]
     row = summary(timed({"m": [with_prefill(rounds)]}))["m"]
     assert row["target"].value == 0.5 and row["other"].value == pytest.approx(0.15)
@@ -100,7 +93,7 @@ def test_shares_of_decode_time() -> None:
     assert row["stop rule time"].value == pytest.approx(0.1 / 1.5)
 
 
-def test_overhead_is_the_time_in_which_no_model_has_a_job() -> None:
+def test_overhead_is_the_time_in_which_no_model_has_a_job():
     first, second = chain(1, 1, draft=0.4, target=0.5), chain(1, 0, draft=0.1)
     spans = [Span("target", "verify", 0.5, 1.0, 2), Span("draft", "branch stage", 0.6, 0.9, 3)]
     first.overlap = StageTrace("pre_verify", None, 0, 3, 0, [[1]], 0, 0, spans)
@@ -112,10 +105,7 @@ def test_overhead_is_the_time_in_which_no_model_has_a_job() -> None:
     assert row["target idle"].value == row["draft idle"].value == pytest.approx(0.5)
 
 
-# Comparing ----------------------------------------------------------------------------------------
-
-
-def test_a_speed_up_is_a_ratio_of_sums_on_shared_prompts() -> None:
+def test_a_speed_up_is_a_ratio_of_sums_on_shared_prompts():
     """However different the prompts are, a method that is twice as fast on each is twice as fast;
     repeats of a prompt are added up."""
     seconds = {"a": 1.0, "b": 2.0, "c": 9.0}
@@ -134,7 +124,7 @@ def test_a_speed_up_is_a_ratio_of_sums_on_shared_prompts() -> None:
     assert compare(uneven[uneven["prompt"] == "a"])["m"] == (6, None, None), "one prompt"
 
 
-def test_an_interval_covers_as_often_as_it_says() -> None:
+def test_an_interval_covers_as_often_as_it_says():
     generator, inside = torch.Generator().manual_seed(0), 0
     for speeds in torch.rand(100, 40, generator=generator).exp().tolist():
         estimate = table.ratio_of(np.array(speeds), np.ones(40))
@@ -143,10 +133,7 @@ def test_an_interval_covers_as_often_as_it_says() -> None:
     assert 88 <= inside <= 99
 
 
-# Other producers, files ---------------------------------------------------------------------------
-
-
-def test_a_replay_fills_the_same_columns_and_a_cost_table_prices_them() -> None:
+def test_a_replay_fills_the_same_columns_and_a_cost_table_prices_them():
     """Every second rollout is right to the end: rounds of 2 tokens at 0, 3, 4 and so on."""
     length, gamma = 6, 3
     right = np.array([[position % 2 == 0] * gamma for position in range(length)])
@@ -164,7 +151,7 @@ def test_a_replay_fills_the_same_columns_and_a_cost_table_prices_them() -> None:
     assert table.ratio(priced, "modelled_plain", "modelled").value == pytest.approx(30 / 22.5)
 
 
-def test_a_table_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_table_is_read_as_it_was_saved(tmp_path):
     rows = timed({"m": [trace(FIRST, 2.0)], "n": [trace(SECOND)]})
     table.save(rows, tmp_path / table.FILE)
     again, calls = pd.read_parquet(tmp_path / table.FILE), "calls_by_drafted"
@@ -172,7 +159,7 @@ def test_a_table_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert again[calls][0].tolist() == rows[calls][0].tolist()
 
 
-def test_the_docs_say_what_every_column_means() -> None:
+def test_the_docs_say_what_every_column_means():
     text = (ROOT / "docs/file-formats.md").read_text()
     section = text[text.index("measurements.parquet") :]
     assert set(table.SCHEMA) <= set(re.findall(r"`(\w+)`", section))
@@ -181,7 +168,7 @@ def test_the_docs_say_what_every_column_means() -> None:
         assert cells and "|" not in cells[1], f"{column}: a name and a meaning"
 
 
-def test_no_name_of_a_dataset_hides_all_of_them() -> None:
+def test_no_name_of_a_dataset_hides_all_of_them():
     names = ["all", "pooled", '"all"', '""all""', "", "all "]
     rows = pd.DataFrame({"dataset": names, "prompt": range(len(names))})
     shown = table.by_dataset(rows)
@@ -191,7 +178,7 @@ def test_no_name_of_a_dataset_hides_all_of_them() -> None:
     assert list(table.by_dataset(rows[:1])) == ["all"], "one dataset is all of them"
 
 
-def test_markdown_lines_up() -> None:
+def test_markdown_lines_up():
     assert markdown(["a", "long"], [["wide", "b"]]).splitlines() == [
         "| a    | long |",
         "| ---- | ---- |",

@@ -3,6 +3,7 @@ draft's acceptance allows."""
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from evaluation.timeline import Devices, branch_rows, modelled_seconds, priced
 from tests.helpers.models.tiny_pair import tiny_pair
 
 C5 = Devices.of_ratio(5)
+HALVES = [(n, [[1]] * 2, s) for n, s in ((0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9))]
 BY_ROWS = Devices(draft=lambda rows: rows / 10, target=lambda rows: 10.0 + rows)
 PIPELINE = Devices(C5.draft, C5.target, pipeline=True)
 
@@ -34,9 +36,7 @@ def chain(drafted: int, committed: int = 1, extra: int = 0, forwards: int = -1) 
     return round_
 
 
-def overlapped(
-    pending: int, alone: int, beside: int, branches: list[list[int]], committed: int = 1
-) -> RoundTrace:
+def overlapped(pending: int, alone: int, beside: int, branches: Any, committed: int = 1) -> Any:
     round_ = chain(pending, committed, forwards=alone + beside)
     steps = alone + beside
     round_.overlap = StageTrace("draft", 1, pending, steps, alone, branches, 0, 0, [])
@@ -60,22 +60,19 @@ GROWING = overlapped(2, 1, 3, [[1, 2, 3], [1], [1, 2]])
         ([GROWING], BY_ROWS, 0.1 + 13),
         ([GROWING], Devices(BY_ROWS.draft, lambda rows: 0.0), 0.1 + 0.4),
         # whole draft steps in each half of 2.5: two and two fit, a fifth makes one half last 3
-        *(
-            ([overlapped(1, 0, forwards, [[1]] * 2)], PIPELINE, seconds)
-            for forwards, seconds in ((0, 5), (4, 5), (5, 5.5), (6, 6), (9, 9))
-        ),
+        *(([overlapped(1, 0, *steps)], PIPELINE, seconds) for *steps, seconds in HALVES),
     ],
 )
-def test_modelled_seconds(rounds: list[RoundTrace], devices: Devices, seconds: float) -> None:
+def test_modelled_seconds(rounds, devices, seconds):
     assert modelled_seconds(trace(*rounds), devices) == pytest.approx(seconds)
 
 
-def test_rows_of_branches() -> None:
+def test_rows_of_branches():
     """The tip's own forward, then two that grow, then one."""
     assert branch_rows(GROWING.overlap, 3) == [1, 2, 1]
 
 
-def test_counts_and_prices_of_both_models_side_by_side() -> None:
+def test_counts_and_prices_of_both_models_side_by_side():
     def round_(pending: int, accepted: int, branch: bool, steps: int, lost: int) -> RoundTrace:
         found = chain(pending + 1, accepted + 1, forwards=3)
         found.accepted, found.draft_parents = accepted + branch, [*range(pending), pending]
@@ -93,7 +90,7 @@ def test_counts_and_prices_of_both_models_side_by_side() -> None:
     assert over(each, each, "lost", "steps") == (1, 1, 1)
 
 
-def test_speedup_is_per_token() -> None:
+def test_speedup_is_per_token():
     drafting = trace(overlapped(3, 0, 4, [[1]], committed=4))
     traces = {"autoregressive": [trace(*[chain(0)] * 6)], "m": [drafting], "nothing": [trace()]}
     found = compare(priced(timed(traces), traces, [5], None, []), below="modelled c=5")
@@ -101,11 +98,8 @@ def test_speedup_is_per_token() -> None:
     assert values == pytest.approx([1, 4, 0])
 
 
-# The bound ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
+def test_expected_rounds_is_the_mean_over_all_coins(gamma):
     chance = [0.3, 0.0, 0.9, 1.0, 0.5]
 
     def rounds(coins: tuple[bool, ...]) -> int:
@@ -125,18 +119,15 @@ def test_expected_rounds_is_the_mean_over_all_coins(gamma: int) -> None:
     assert expected_rounds([[1.0] * 6, [0.0] * 6], gamma) == 3
 
 
-def test_the_bound_takes_the_best_length() -> None:
+def test_the_bound_takes_the_best_length():
     devices = Devices(lambda rows: 0.1, lambda rows: 1.0)
-    for chance, gamma, tokens, speedup in (
-        (torch.ones(1, 40), 3, 4, 4 / 1.3),
-        (torch.zeros(1, 40), 1, 1, 1 / 1.1),
-    ):
-        bound = speedup_bound([chance], devices, 3)
+    for chance, gamma, tokens, speedup in ((1.0, 3, 4, 4 / 1.3), (0.0, 1, 1, 1 / 1.1)):
+        bound = speedup_bound([torch.full((1, 40), chance)], devices, 3)
         assert (bound.gamma, bound.tokens_per_round) == (gamma, tokens)
         assert bound.speedup == pytest.approx(speedup)
 
 
-def test_a_draft_matches_itself_and_greedy_chances_are_agreements() -> None:
+def test_a_draft_matches_itself_and_greedy_chances_are_agreements():
     pair, prompt = tiny_pair(), torch.tensor([3, 4, 5])
     greedy, warp, response = Warp(0.0), Warp(1.0), list[int]()
     for _ in range(12):

@@ -1,13 +1,11 @@
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decoding.trace import StageTrace, Trace
 from evaluation.token_texts import FILE, Vocabulary, of_traces, read, write
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain
 from tests.helpers.evaluation.evaluations import trace as decoded
 from tests.helpers.models.tiny_pair import tiny_tokenizer
@@ -20,8 +18,7 @@ def trace() -> Trace:
     return decoded(rounds, prompt="1", dataset="a")
 
 
-def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
-    """Drafted, committed, in a branch; nothing else."""
+def test_every_token_that_occurs_is_saved(tmp_path):
     found = of_traces(tiny_tokenizer(), [trace()], {("a", "1"): [3, 2]})
     assert sorted(found.tokens) == [4, 5, 6, 7, 9]
     assert found.text(6).strip() == "w6" and found.prompt(trace()) == "w3 w2"
@@ -29,11 +26,10 @@ def test_every_token_that_occurs_is_saved(tmp_path: Path) -> None:
     assert read(tmp_path) == found
 
 
-def test_texts_keep_their_spaces() -> None:
+def test_texts_keep_their_spaces():
     """Where decoding a token alone drops them, too."""
-    backend = Tokenizer(
-        models.WordLevel({"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}, unk_token="c")
-    )
+    words = {"▁a": 4, "▁b": 5, "c": 6, "▁d": 7, "e": 9}
+    backend = Tokenizer(models.WordLevel(words, unk_token="c"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
@@ -42,23 +38,18 @@ def test_texts_keep_their_spaces() -> None:
     assert [found.text(token) for token in (5, 6, 7, 9)] == [" b", "c", " d", "e"]
 
 
-def test_without_texts_a_token_is_its_id(tmp_path: Path) -> None:
+def test_without_texts_a_token_is_its_id_and_an_earlier_version_is_named(tmp_path):
     found = read(tmp_path)
     assert found == Vocabulary() and found.text(17) == "[17]" and found.prompt(trace()) == ""
     assert of_traces(tiny_tokenizer(), [], {}) == Vocabulary()
+    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
+    refuses("vocabulary.json is damaged or of an earlier version", read, tmp_path)
 
 
-def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path: Path) -> None:
-    """Dataset "x" with id "a/b", and dataset "x/a" with id "b"."""
+def test_a_prompt_is_not_mistaken_for_one_of_another_dataset(tmp_path):
     one = replace(trace(), dataset="x", prompt_id="a/b")
     other = replace(trace(), dataset="x/a", prompt_id="b")
     prompts = {("x", "a/b"): [3], ("x/a", "b"): [5]}
     write(tmp_path, of_traces(tiny_tokenizer(), [one, other], prompts))
     found = read(tmp_path)
     assert (found.prompt(one), found.prompt(other), found.prompt(trace())) == ("w3", "w5", "")
-
-
-def test_a_file_of_an_earlier_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"tokens": {"1": "a"}, "prompts": {"x/a/b": "text"}}')
-    with pytest.raises(UserError, match="vocabulary.json is damaged or of an earlier version"):
-        read(tmp_path)

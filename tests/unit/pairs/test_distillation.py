@@ -4,7 +4,6 @@ goes on."""
 import os
 import random
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from pairs.training import (
     measure_overlap,
     orthogonalised,
 )
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 EOS = 2
 
@@ -73,7 +72,7 @@ def config(**changes: float | str) -> TrainingConfig:
     return TrainingConfig(**values | changes)
 
 
-def test_chats_hold_what_a_plain_forward_says(target: LlamaForCausalLM, chats: list[Chat]) -> None:
+def test_chats_hold_what_a_plain_forward_says(target, chats):
     target.set_attn_implementation("sdpa")
     for chat in chats:
         assert chat.tokens[:2].tolist() == [3 + ord(c) % 20 for c in "ab"]
@@ -86,15 +85,12 @@ def test_chats_hold_what_a_plain_forward_says(target: LlamaForCausalLM, chats: l
         torch.testing.assert_close(chat.hidden.float(), hidden[chat.start - 1 : -1], **near)
 
 
-def test_given_prompts_come_first(target: LlamaForCausalLM) -> None:
+def test_given_prompts_come_first_and_own_ones_complete_an_opening(target):
     prompts = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
     first, second, own = islice(talk(target, 0, prompts, slots=1, temperatures=[1.0]), 3)
     assert first.tokens[2:4].tolist() == [10, 11] and first.start == 7
     assert second.tokens[2:7].tolist() == [12, 13, 14, 15, 16], "cut at prompt_tokens"
     assert own.start <= 2 + 5 + 3
-
-
-def test_own_prompts_complete_an_opening(target: LlamaForCausalLM) -> None:
     openings = [[10, 11], [12, 13, 14, 15, 16, 17, 18]]
     chats = list(islice(talk(target, 0, (), openings), 12))
     begun = {tuple(chat.tokens[2:4].tolist()) for chat in chats}
@@ -104,7 +100,7 @@ def test_own_prompts_complete_an_opening(target: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_head_gradient_is_autograd_s(share: float) -> None:
+def test_head_gradient_is_autograd_s(share):
     torch.manual_seed(1)
     own, states, head = torch.randn(6, 8), torch.randn(6, 8), torch.randn(11, 8)
     own.requires_grad_()
@@ -116,44 +112,38 @@ def test_head_gradient_is_autograd_s(share: float) -> None:
     assert accepted == pytest.approx(acceptance.item())
 
 
-def test_products_in_bfloat16_change_little() -> None:
+def test_products_in_bfloat16_change_little_and_orthogonalised_values_are_near_one():
     torch.manual_seed(1)
     own, states, head = torch.randn(300, 8), torch.randn(300, 8), torch.randn(11, 8)
     exact, acceptance = head_gradient(own, states, head, 0.7)
     rounded, accepted = head_gradient(own, states, head.bfloat16(), 0.7)
     assert rounded.dtype == torch.float32 and accepted == pytest.approx(acceptance, abs=0.01)
     assert (rounded - exact).norm() < 0.02 * exact.norm()
-
-
-def test_orthogonalised_has_singular_values_near_one() -> None:
     torch.manual_seed(2)
     for shape in [(8, 20), (20, 8)]:
         values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
         assert values.min() > 0.6 and values.max() < 1.3
 
 
-def test_batches_hold_every_chat_once(chats: list[Chat]) -> None:
+def test_batches_hold_every_chat_once(chats):
     cut = list(batches(chats, 40, random.Random(0)))
     assert sorted(id(chat) for batch in cut for chat in batch) == sorted(id(chat) for chat in chats)
     several = [batch for batch in cut if len(batch) > 1]
     assert all(len(batch) * max(len(chat.tokens) for chat in batch) <= 40 for batch in several)
 
 
-def test_shards_round_trip_and_damage_is_named(chats: list[Chat], tmp_path: Path) -> None:
+def test_shards_round_trip_and_damage_is_named(chats, tmp_path):
     path = tmp_path / "a.safetensors"
     save_chats(path, chats)
     for ours, theirs in zip(chats, load_chats(path), strict=True):
         assert torch.equal(ours.tokens, theirs.tokens) and ours.start == theirs.start
         assert torch.equal(ours.hidden, theirs.hidden)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match="a.safetensors is damaged"):
-        load_chats(path)
+    refuses("a.safetensors is damaged", load_chats, path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_training_raises_acceptance_and_resumes(
-    target: LlamaForCausalLM, chats: list[Chat], tmp_path: Path, dtype: str
-) -> None:
+def test_training_raises_acceptance_and_resumes(target, chats, tmp_path, dtype):
     (tmp_path / "chats").mkdir()
     save_chats(tmp_path / "chats" / "0.safetensors", chats)
 
@@ -182,14 +172,14 @@ def test_training_raises_acceptance_and_resumes(
     assert torch.equal(ours, theirs)
 
 
-def test_own_states_ignore_padding(target: LlamaForCausalLM, chats: list[Chat]) -> None:
+def test_own_states_ignore_padding(target, chats):
     draft = ordinary(target)
     together, _ = draft.states(chats[:5])[0]
     alone = torch.cat([draft.states([chat])[0][0] for chat in chats[:5]])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path: Path) -> None:
+def test_later_shards_leave_the_held_out_chats_alone(chats, tmp_path):
     for second, (name, part) in enumerate([("b", chats[:10]), ("a", chats[10:])]):
         save_chats(tmp_path / f"{name}.safetensors", part)
         os.utime(tmp_path / f"{name}.safetensors", (second, second))
@@ -198,6 +188,6 @@ def test_later_shards_leave_the_held_out_chats_alone(chats: list[Chat], tmp_path
         assert torch.equal(ours.tokens, theirs.tokens)
 
 
-def test_only_answers_have_the_temperatures(target: LlamaForCausalLM) -> None:
+def test_only_answers_have_the_temperatures(target):
     """The first slot has a given prompt, the second writes its own."""
     assert talk(target, 0, [[5]], temperatures=[0.5, 0.7])._temperatures().tolist() == [0.5, 1.0]

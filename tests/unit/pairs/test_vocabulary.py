@@ -26,7 +26,7 @@ TOKENS = torch.tensor([2, 3, 11, 19, 30])
 TEXTS = [Text(torch.arange(1, 12), 3), Text(torch.tensor([30, 4, 9, 9]), 2)]
 
 
-def test_responses_are_counted_and_prompts_are_not() -> None:
+def test_responses_are_counted_and_cut_and_prompts_are_not():
     joined = Text.joined(torch.tensor([5, 5, 5]), torch.tensor([2, 7, 2]))
     texts = [joined, Text(torch.tensor([7, 0, 7]), 1)]
     chat = Chat(torch.tensor([1, 1, 7], dtype=torch.int32), 2, torch.zeros(1, 4))
@@ -34,18 +34,14 @@ def test_responses_are_counted_and_prompts_are_not() -> None:
     assert counts.tolist() == [1, 0, 2, 0, 0, 0, 0, 3, 0]
     # the lowest id first of those as frequent
     assert ranked(counts).tolist() == [7, 2, 0, 1, 3, 4, 5, 6, 8]
-
-
-def test_texts_are_cut_after_so_many_response_tokens() -> None:
     assert [len(text.response) for text in shortened(TEXTS, 3)] == [3]
     assert [len(text.response) for text in shortened(TEXTS, 9)] == [8, 1]
     assert [len(text.response) for text in shortened(TEXTS, 99)] == [8, 2]
 
 
-@pytest.mark.parametrize(
-    "warps", [(Warp(), Warp()), (Warp(0.0), Warp(0.0)), (Warp(0.7), Warp(1.2))], ids=str
-)
-def test_fit_is_that_of_the_draft_with_this_vocabulary(warps: tuple[Warp, Warp]) -> None:
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.0, 0.0), (0.7, 1.2)], ids=str)
+def test_fit_is_that_of_the_draft_with_this_vocabulary(temperatures):
+    warps = tuple(map(Warp, temperatures))
     found = fits(tiny_pair(), TEXTS, [TOKENS, torch.arange(VOCAB)], warps)
     for fit, tokens in zip(found, (TOKENS, torch.arange(VOCAB)), strict=True):
         assert astuple(fit) == pytest.approx(plainly(limited(tokens), tokens, warps), abs=1e-5)
@@ -76,7 +72,7 @@ def plainly(pair: ModelPair, tokens: torch.Tensor, warps: tuple[Warp, Warp]) -> 
     return (sums / n).tolist()
 
 
-def test_timing_leaves_the_draft_as_it_was() -> None:
+def test_timing_leaves_the_draft_as_it_was():
     pair = tiny_pair()
     seconds = [draft_seconds(pair.draft, [TOKENS]), target_seconds(pair.target, 3)]
     assert [len(each) for each in seconds] == [2, 3] and min(map(min, seconds)) > 0
@@ -84,6 +80,6 @@ def test_timing_leaves_the_draft_as_it_was() -> None:
     assert torch.isfinite(pair.draft.forward(torch.tensor([1])).logits).all()
 
 
-def test_speedup_by_hand() -> None:
+def test_speedup_by_hand():
     assert modelled_speedup(0.5, 0.1, [1.0, 1.0, 1.0]) == (pytest.approx(1.75 / 1.2), 2)
     assert modelled_speedup(0.5, 0.5, [1.0, 1.1, 9.0]) == (pytest.approx(1.5 / 1.6), 1)

@@ -13,8 +13,9 @@ from decoding.trace import Trace, read_traces, write_traces
 from papers.specbranch import energy
 from papers.specbranch.energy import JOULES, Counter, Meter, nvml_counters, rapl_counters
 from reports.artifacts import Evaluation
-from reports.figure import Missing, save
-from runtime.errors import UserError
+from reports.figure import save
+from tests.helpers.damage.refusals import refuses
+from tests.helpers.evaluation.evaluations import lacks
 
 
 def domain(root: Path, folder: str, name: str, joules: float) -> Path:
@@ -26,7 +27,7 @@ def domain(root: Path, folder: str, name: str, joules: float) -> Path:
     return counter
 
 
-def test_packages_are_counted_and_their_parts_are_not(tmp_path: Path) -> None:
+def test_packages_are_counted_and_their_parts_are_not(tmp_path):
     first = domain(tmp_path, "intel-rapl:0", "package-0", 990.0)
     domain(tmp_path, "intel-rapl:0:0", "core", 5.0)
     domain(tmp_path, "intel-rapl:1", "psys", 5.0)
@@ -44,11 +45,10 @@ class NVMLError(Exception):
     pass
 
 
-def test_no_counter_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_counter_has_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "RAPL", tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(UserError, match=r"energy: .*no RAPL counter in .*no NVML \(pip install"):
-        energy.meter()
+    refuses(r"energy: .*no RAPL counter in .*no NVML \(pip install", energy.meter)
     domain(tmp_path, "intel-rapl:0", "package-0", 1.0).unlink()
     counters, reason = rapl_counters(tmp_path)
     assert counters == [] and "intel-rapl:0 cannot be read" in reason
@@ -69,10 +69,7 @@ def meter_of(*readings: float | Exception, wraps: float = math.inf) -> Meter:
 
 @pytest.mark.parametrize("error", [OSError(19, "No such device"), NVMLError("Lost")])
 @pytest.mark.parametrize("good", [0, 1])
-def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(
-    error: Exception, good: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before or after a request; it stays without a number, for it may have missed some."""
+def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(error, good, capsys):
     meter = meter_of(10.0, *[12.0] * good, error)
     before = meter.read()
     assert before == [1.0, 10.0]
@@ -83,15 +80,12 @@ def test_a_counter_that_fails_meanwhile_is_no_number_and_has_a_reason(
 
 
 @pytest.mark.parametrize("wraps", [1000.0, math.inf])
-def test_a_counter_that_is_set_back_is_no_number(
-    wraps: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not taken for one that has counted to its end."""
+def test_a_counter_that_is_set_back_is_no_number(wraps, capsys):
     meter = meter_of(10.0, 2.0, wraps=wraps)
     assert meter.since(meter.read()) is None and "went back" in capsys.readouterr().out
 
 
-def test_gpus_count_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_count_in_millijoules(monkeypatch):
     nvml = Mock(NVMLError=NVMLError)
     nvml.nvmlDeviceGetCount.return_value = 2
     nvml.nvmlDeviceGetTotalEnergyConsumption.return_value = 1500
@@ -102,7 +96,7 @@ def test_gpus_count_in_millijoules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml_counters() == ([], "NVML cannot be read (Not Supported)")
 
 
-def test_a_trace_keeps_what_was_counted_meanwhile(tmp_path: Path) -> None:
+def test_a_trace_keeps_what_was_counted_meanwhile(tmp_path):
     engine: Any = SimpleNamespace(decode=lambda *_: Trace(1, [1], [], 0.0, 1.0))
     trace = meter_of(10.0, 12.5).around(engine).decode(None, 4, None)
     write_traces(tmp_path / "traces.jsonl", [trace])
@@ -121,11 +115,11 @@ def evaluation(joules: float | None = 20.0) -> Evaluation:
     return Evaluation(Path("runs/one"), {"run": {}}, traces)
 
 
-def test_results_say_how_energy_is_counted_again() -> None:
+def test_results_say_how_energy_is_counted_again():
     assert energy.main.called == "python papers/specbranch/energy.py"
 
 
-def test_energy_per_token_is_a_ratio_of_sums(tmp_path: Path) -> None:
+def test_energy_per_token_is_a_ratio_of_sums(tmp_path):
     figure = energy.energy(evaluation())
     assert figure.column(JOULES) == pytest.approx([5.0, 2.5])
     assert figure.column("of plain decoding") == pytest.approx([1.0, 0.5])
@@ -134,5 +128,4 @@ def test_energy_per_token_is_a_ratio_of_sums(tmp_path: Path) -> None:
     assert figure.column("power (W)") == pytest.approx([25.0, 12.5])
     assert figure.kind == "measured" and figure.n == "2 requests a method"
     assert all(path.stat().st_size > 100 for path in save(figure, tmp_path))
-    with pytest.raises(Missing, match=r"1 of 4 requests .* without a counter: python papers/"):
-        energy.energy(evaluation(None))
+    lacks(r"1 of 4 requests .* without a counter: python papers/", energy.energy, evaluation(None))

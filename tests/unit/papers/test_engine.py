@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -30,6 +29,7 @@ from tests.helpers.evaluation.evaluations import (
     evaluation,
     interval,
     labels,
+    lacks,
     method,
     overlapped,
     plain,
@@ -44,6 +44,7 @@ HEAD = method("serial", "chain", "token", "acceptance")
 CHAIN = [trace([chain(3, 3)], 1.0, "a"), trace([chain(2, 1), chain(2, 1)], 3.0, "b")]
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
 BRANCH = [trace([overlapped(2, 2, 4, 1)], 2.0, "a"), trace([overlapped(2, 0, 3, 3)], 2.0, "b")]
+CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
 
 
 def compared(**results: object) -> list[Evaluation]:
@@ -62,7 +63,7 @@ def priced(speed: float) -> dict:
     return {"all": {"without_branch": figures}}
 
 
-def test_estimates_of_a_run() -> None:
+def test_estimates_of_a_run():
     run = next(run for run in runs(compared()) if run.name == "without_branch")
     assert run.estimate(SPEEDUP) == (2, 4 / 3, 4), "8 tokens in 4 s over 8 in 8; b alone 4/3, a 4"
     assert run.estimate(CALLS) == (pytest.approx(8 / 3), 2, 4)
@@ -72,7 +73,7 @@ def test_estimates_of_a_run() -> None:
     assert run.modelled_speedup(2.0) == pytest.approx((16 / 13, 8 / 8, 8 / 5))
 
 
-def test_the_measured_table() -> None:
+def test_the_measured_table():
     figure = specbranch_speed(compared())
     rows = records_by(figure, "method")
     ours, plainly = rows["without branch"], rows["autoregressive"]
@@ -86,7 +87,7 @@ def test_the_measured_table() -> None:
     assert "bootstrap" in figure.interval and "SpecBranch" in figure.source
 
 
-def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
+def test_the_modelled_table_takes_ratios_and_what_was_priced():
     figure = specbranch_modelled(compared(summary=priced(1.25)))
     rows, stored = records_by(figure, "method"), "speed-up, forwards as measured"
     assert figure.kind == "modelled" and "speed-up, c = 10 low" in figure.columns
@@ -95,7 +96,7 @@ def test_the_modelled_table_takes_ratios_and_what_was_priced() -> None:
     assert (ours[stored], rows["specbranch"][stored]) == (1.25, None)
 
 
-def test_datasets_together_have_no_stored_price() -> None:
+def test_datasets_together_have_no_stored_price():
     other = evaluation(
         {"specbranch": BESIDE, "without_branch": HRAD},
         {
@@ -107,55 +108,39 @@ def test_datasets_together_have_no_stored_price() -> None:
     )
     other.config["modelled"] = ["measured", 2]
     figure = specbranch_modelled([*compared(summary=priced(1.25)), other])
-    rows = {
-        key[0]: row
-        for key, row in records_by(figure, "dataset", "method").items()
-        if key[1] == "without branch"
-    }
+    every = records_by(figure, "dataset", "method")
+    rows = {data: row for (data, name), row in every.items() if name == "without branch"}
     assert rows["other"]["speed-up, c = 10"] == pytest.approx(2 * 10 / 11)
     stored = {name: row["speed-up, forwards as measured"] for name, row in rows.items()}
     assert stored == {"toy": 1.25, "other": 1.5, "all": None}
 
 
-def test_specdecpp_is_known_by_its_stop_rule() -> None:
+def test_specdecpp_is_known_by_its_stop_rule_and_priced_at_the_ratios_of_papers():
     found = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     measured = records_by(specdecpp_speed([*compared(), found]), "method")
     assert measured["stop 50"]["speed-up"] == 2
     found.config["modelled"] = [2]
     modelled = records_by(specdecpp_modelled([found]), "method")
     assert modelled["stop 50"]["speed-up, c = 2"] == pytest.approx(16 / 13)
-
-
-def test_without_ratios_asked_the_papers_are_priced() -> None:
     found = compared()
     del found[0].config["modelled"]
     names = [name for name in specbranch_modelled(found).columns if name.endswith(" low")]
     assert names == [f"speed-up, c = {c} low" for c in (4, 5, 10, 15)]
 
 
-def test_times_of_specbranch_are_of_its_comparison() -> None:
+def test_times_of_specbranch_are_of_its_comparison():
     parts = {"specbranch": BESIDE, "fixed": method("serial", "chain", "token", "fixed")}
-    traces = {
-        "specbranch": [trace([overlapped(1, 1, 2, 0)])],
-        "fixed": [trace([chain(1, 1)])],
-        "autoregressive": PLAIN,
-    }
+    traces = {"specbranch": [trace([overlapped(1, 1, 2, 0)])], "fixed": [trace([chain(1, 1)])]}
+    traces["autoregressive"] = PLAIN
     alone = evaluation({"stop_50": HEAD}, {"autoregressive": PLAIN, "stop_50": CHAIN})
     figure = specbranch_times([evaluation(parts, traces), alone])
     assert figure.column("method") == ["specbranch", "fixed", "autoregressive"]
 
 
-# Parts and settings -------------------------------------------------------------------------------
-
-CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence"}
-
-
-def specbranch(
-    eps: float = 0.2, candidates: int = 2, stop: str = "hrad", pre_verify: bool = False
-) -> dict:
+def specbranch(eps: float = 0.2, candidates: int = 2, stop: str = "hrad") -> dict:
     return method(
         *("overlapped", "branch_point", "token", stop),
-        engine={"pre_verify": pre_verify},
+        engine={"pre_verify": stop == "never"},
         structure={"gamma_max": 3, "candidates": candidates},
         stop={"confidence": {**CONFIDENCE, "threshold": eps}} if stop == "hrad" else {},
     )
@@ -163,16 +148,14 @@ def specbranch(
 
 METHODS = {
     "fixed": method("serial", "chain", "token", "fixed"),
-    "pearl": specbranch(stop="never", pre_verify=True),
+    "pearl": specbranch(stop="never"),
     "specbranch": specbranch(),
     "without_branch": HRAD,
     "without_hrad": specbranch(stop="confidence"),
     "adaedl": method("serial", "chain", "token", "confidence"),
 }
-SHARED = [
-    trace([overlapped(2, 2, 4, 0), overlapped(2, 1, 2, 1)], 2.0, "a"),
-    trace([overlapped(1, 0, 2, 2)], 2.0, "b"),
-]
+TWO = [overlapped(2, 2, 4, 0), overlapped(2, 1, 2, 1)]
+SHARED = [trace(TWO, 2.0, "a"), trace([overlapped(1, 0, 2, 2)], 2.0, "b")]
 SERIAL = [trace([chain(2, 1), chain(0, 0)], 2.0, "a"), trace([chain(1, 1)], 2.0, "b")]
 
 
@@ -191,7 +174,7 @@ def parts() -> list[Evaluation]:
     return decoded(METHODS, without_hrad=slow, **serial)
 
 
-def test_rollback_rates() -> None:
+def test_rollback_rates():
     figure = rollback_rates(parts())
     rows = records_by(figure, "method")
     assert "autoregressive" not in rows
@@ -201,7 +184,7 @@ def test_rollback_rates() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 18 rounds")
 
 
-def test_ablation_knows_the_parts_by_their_config() -> None:
+def test_ablation_knows_the_parts_by_their_config():
     figure = ablation(parts())
     speeds = {name: row["speed-up"] for name, row in records_by(figure, "method").items()}
     left_out = {"without branches", "without H-RAD"}
@@ -217,18 +200,17 @@ def test_ablation_knows_the_parts_by_their_config() -> None:
     assert modelled.kind == "modelled"
 
 
-def test_datasets_together_are_not_counted_again() -> None:
+def test_datasets_together_are_not_counted_again():
     (found,) = parts()
-    traces = {
-        name: [*each, *(replace(one, dataset="other") for one in each)]
-        for name, each in found.traces.items()
-    }
+    traces = {name: list(each) for name, each in found.traces.items()}
+    for each in traces.values():
+        each += [replace(one, dataset="other") for one in each]
     figure = ablation([replace(found, traces=traces)])
     assert "all" in figure.column("dataset")
     assert figure.n == f"4 prompts, {2 * int(ablation([found]).n.split()[2])} rounds"
 
 
-def test_sensitivity_to_epsilon_and_branches() -> None:
+def test_sensitivity_to_epsilon_and_branches():
     by_eps = decoded({"eps_20": specbranch(eps=0.2), "eps_50": specbranch(eps=0.5)})
     figure, modelled = by_value(by_eps, EPSILON), by_value_modelled(by_eps, EPSILON)
     assert figure.column("epsilon") == [0.2, 0.5]
@@ -242,17 +224,15 @@ def test_sensitivity_to_epsilon_and_branches() -> None:
     # 6 tokens
     speeds = by_value_modelled(by_branches, BRANCHES).column("speed-up")
     assert speeds == pytest.approx([12 / 11, 12 / 11])
-    with pytest.raises(Missing, match="experiment=specbranch_thresholds"):
-        by_value(by_branches, EPSILON)
-    with pytest.raises(Missing, match="experiment=specbranch_branches"):
-        by_value_modelled(by_eps, BRANCHES)
+    lacks("experiment=specbranch_thresholds", by_value, by_branches, EPSILON)
+    lacks("experiment=specbranch_branches", by_value_modelled, by_eps, BRANCHES)
 
 
-def test_right_and_chosen_lengths_of_one_prompt() -> None:
+def test_right_and_chosen_lengths_of_one_prompt():
     figure = optimal_lengths(parts())
-    rows = {
-        name: [row[1:] for row in figure.rows if row[0] == name] for name in figure.column("method")
-    }
+    rows: dict[str, list] = {name: [] for name in figure.column("method")}
+    for name, *row in figure.rows:
+        rows[name].append(row)
     # prompt a, by accepted tokens the upper one of two
     assert rows["specbranch"] == [[1, 2, 2, "2 or more"], [2, 2, 1, "1"]]
     assert rows["without branch"] == [[1, 2, 1, "1"], [2, 0, 0, "0 or more"]]
@@ -271,14 +251,13 @@ def test_right_and_chosen_lengths_of_one_prompt() -> None:
         (specdecpp_speed, "specdecpp"),
     ],
 )
-def test_what_is_missing_is_named(build, experiment: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped-def]
     alone = evaluation({"eps_10": BESIDE}, {"autoregressive": PLAIN, "eps_10": BRANCH})
     for evaluations in ([], [alone]):
-        with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
-            build(evaluations)
+        lacks(f"python scripts/evaluate.py experiment={experiment}", build, evaluations)
 
 
-def test_outputs_that_end_before_anything_is_drafted() -> None:
+def test_outputs_that_end_before_anything_is_drafted():
     (found,) = parts()
     at_once = [trace([chain(0, 0)], 1.0, "a")]
     with pytest.raises(Missing, match="something is drafted"):
@@ -299,7 +278,7 @@ PICTURES = [
 
 
 @pytest.mark.slow
-def test_they_draw(tmp_path: Path) -> None:
+def test_they_draw(tmp_path):
     swept = {"a": specbranch(eps=0.2), "b": specbranch(eps=0.5), "c": specbranch(candidates=4)}
     pictures = list(PICTURES)
     for setting in (EPSILON, BRANCHES):

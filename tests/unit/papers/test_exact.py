@@ -1,7 +1,7 @@
 """Figures that are computed: acceptance of toy distributions, masks, latency curves; and what tiny
 harvests say of siblings and of rules that know the chance of survival."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,13 @@ from papers.spechub.toy import (
 )
 from papers.spechub.worth import _with_replacement, sibling_worth
 from reports.artifacts import Evaluation
-from reports.figure import Missing
 from reports.harvest_data import Rounds
 from tests.helpers.data.harvests import WARP, described_as, write_harvest
 from tests.helpers.evaluation.evaluations import (
     drawn,
     evaluation,
     interval,
+    lacks,
     method,
     plain,
     records_by,
@@ -52,7 +52,7 @@ from tests.helpers.evaluation.evaluations import (
 from tests.helpers.reports.artifacts import rounds_hold
 
 
-def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say() -> None:
+def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say():
     figure = toy_acceptance(toy_distributions()[:2])
     first, second = (row[2:6] for row in figure.rows)
     assert first == pytest.approx([0.9, 0.91, 0.925, 1.0])
@@ -60,10 +60,8 @@ def test_acceptance_of_three_tokens_is_what_pencil_and_paper_say() -> None:
     assert figure.kind == "exact" and "2 pairs" in figure.n and "enumerated" in figure.interval
 
 
-@pytest.mark.parametrize(
-    "distributions", toy_distributions()[2:4], ids=lambda distributions: distributions.name
-)
-def test_no_rule_passes_the_optimum_of_its_pairs(distributions: Distributions) -> None:
+@pytest.mark.parametrize("distributions", toy_distributions()[2:4], ids=lambda each: each.name)
+def test_no_rule_passes_the_optimum_of_its_pairs(distributions):
     for pair in distributions.pairs[:2]:
         (row,) = toy_acceptance([Distributions("one", [pair])]).records
         assert row[of("one candidate")] <= row[of("RRS")] <= row[of("OTM, i.i.d. pairs")] + 1e-9
@@ -74,43 +72,38 @@ def test_no_rule_passes_the_optimum_of_its_pairs(distributions: Distributions) -
     ("name", "verifier", "pair"),
     [("RRS", RrsVerifier(), independent), ("RRSw", RrswVerifier(), distinct_pair)],
 )
-def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair) -> None:  # type: ignore[no-untyped-def]
-    """In closed form, against every pair and verdict enumerated."""
+def test_siblings_are_accepted_as_their_rule_says(name, verifier, pair):  # type: ignore[no-untyped-def]
     small = [one.pairs[0] for one in toy_distributions()[:2]]
     for p, q in [*small, *softmaxes("uniform", 0.1, 0.5)[:1]]:
         assert RULES[name](p, q) == pytest.approx(of_rule(verifier, pair, p, q))
 
 
 @pytest.mark.slow
-def test_normal_logits_are_those_whose_cells_are_printed() -> None:
+def test_normal_logits_are_those_whose_cells_are_printed():
     """OTM of i.i.d. pairs leads SpecHub at T = .5 and is behind it at T = .1."""
     for temperature, leads in ((0.1, False), (0.5, True)):
         pairs = softmaxes("normal", temperature, 0.7)
-        best, hub = (
-            sum(RULES[rule](*pair) for pair in pairs) for rule in ("OTM, i.i.d. pairs", "SpecHub")
-        )
+        rules = RULES["OTM, i.i.d. pairs"], RULES["SpecHub"]
+        best, hub = (sum(rule(*pair) for pair in pairs) for rule in rules)
         assert (best > hub) is leads
 
 
 @pytest.mark.parametrize("distribution", [independent, distinct_pair, hub_pair])
-def test_pair_distributions_are_distributions(distribution) -> None:  # type: ignore[no-untyped-def]
+def test_pair_distributions_are_distributions(distribution):  # type: ignore[no-untyped-def]
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     pairs = distribution(q)
-    assert pairs.sum().item() == pytest.approx(1) and pairs.sum(1).tolist() == pytest.approx(
-        q.tolist()
-    )
+    assert pairs.sum().item() == pytest.approx(1)
+    assert pairs.sum(1).tolist() == pytest.approx(q.tolist())
 
 
-def test_means_are_over_the_pairs_of_a_row() -> None:
-    (p, q), (other_p, other_q) = (
-        distributions.pairs[0] for distributions in toy_distributions()[:2]
-    )
-    figure = toy_acceptance([Distributions("both", [(p, q), (other_p, other_q)])])
+def test_means_are_over_the_pairs_of_a_row():
+    pairs = [distributions.pairs[0] for distributions in toy_distributions()[:2]]
+    figure = toy_acceptance([Distributions("both", pairs)])
     assert figure.column("RRS, probability of acceptance") == pytest.approx([(0.91 + 0.85) / 2])
     assert figure.column("pairs (p, q)") == [2]
 
 
-def test_a_star_and_a_chain_have_the_blocks_one_counts() -> None:
+def test_a_star_and_a_chain_have_the_blocks_one_counts():
     figure = mask_order({"chain": list(range(63)), "star": [0] * 63}, prefix=32)
     counts = figure.column("non-empty 32 x 32 blocks")
     # the prefix two, the tree: a triangle of three; a star's first column and diagonal
@@ -119,19 +112,14 @@ def test_a_star_and_a_chain_have_the_blocks_one_counts() -> None:
     assert figure.column("order") == ["as drawn", "breadth first", "depth first", "heavy path"] * 2
 
 
-def test_orders_that_keep_subtrees_together_touch_fewer_blocks() -> None:
+def test_orders_that_keep_subtrees_together_touch_fewer_blocks():
     figure = mask_order()
     counts = figure.column("non-empty 32 x 32 blocks")
     assert counts == [*(326, 265, 184, 182), *(393, 328, 183, 180), *(17, 18, 18, 18)]
     assert [len(parents) for parents in trees().values()] == [768, 768, 64]
 
 
-# Harvests -----------------------------------------------------------------------------------------
-
-
-def test_sure_drafts_are_drawn_to_their_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sure_drafts_are_drawn_to_their_end(tmp_path, monkeypatch):
     rounds_hold(monkeypatch, accept_prob=1.0, drafted=3)
     figure = threshold_rules([described_as(write_harvest(tmp_path / "tiny", rows=4, gamma=3))])
     assert len(figure.rows) == 2 * len(NAMES) and figure.kind == "modelled"
@@ -139,26 +127,22 @@ def test_sure_drafts_are_drawn_to_their_end(
     assert figure.column("threshold or length")[1:3] == [0.0, 3]
 
 
-def test_halves_are_of_the_prompts_there_are() -> None:
+def test_halves_are_of_the_prompts_there_are_and_a_greedy_target_has_nothing_to_know(tmp_path):
     accept, group = np.random.default_rng(0).random((12, 4)), np.repeat([0, 2, 4, 6], 3)
     rows = [list(row.values())[3:9] for row in _judged([Rollouts([], "T = 1", accept, group)])]
     assert all(value is not None and value == value for row in rows for value in row)
-
-
-def test_a_greedy_target_has_nothing_to_know(tmp_path: Path) -> None:
     greedy = described_as(write_harvest(tmp_path / "tiny"), warp={**WARP, "temperature": 0.0})
     for some in ([], [greedy]):
-        with pytest.raises(Missing, match="sampled target"):
-            threshold_rules(some)
+        lacks("sampled target", threshold_rules, some)
 
 
-def test_other_distributions_have_rows_of_their_own(tmp_path: Path) -> None:
+def test_other_distributions_have_rows_of_their_own(tmp_path):
     one = described_as(write_harvest(tmp_path / "tiny", rows=8))
     other = described_as(one.folder, warp={**one.context["warp"], "top_k": 50})
     assert len(threshold_rules([one, other]).rows) == 2 * len(threshold_rules([one, one]).rows)
 
 
-def test_candidates_add_up_to_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_add_up_to_one_of_them(tmp_path, monkeypatch):
     rounds_hold(
         monkeypatch,
         rrsw_accept=[0.25, 0.5],
@@ -191,7 +175,7 @@ def test_candidates_add_up_to_one_of_them(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_a_second_candidate_with_replacement_is_read_off_one_without() -> None:
+def test_a_second_candidate_with_replacement_is_read_off_one_without():
     """Over all draws of both, what the rule for i.i.d. candidates accepts."""
     for (p, q), *_ in (each.pairs for each in toy_distributions()[:3]):
         size, found = len(q), 0.0
@@ -206,8 +190,6 @@ def test_a_second_candidate_with_replacement_is_read_off_one_without() -> None:
         assert found == pytest.approx(more, abs=2e-3)
 
 
-# Latency ------------------------------------------------------------------------------------------
-
 SIDES = {"target": "cpu", "draft": "cpu"}
 MACHINE = {"hardware": SIDES, "dtypes": {"target": "f32", "draft": "f32"}, "threads": 2}
 SECONDS = {"draft": 0.01, "target": {"1": 0.05, "3": 0.06}, "autoregressive": 0.04, "calls": {}}
@@ -217,13 +199,11 @@ COST: dict[str, Any] = {
     "measured_on": MACHINE,
     "pair": {"name": "toy"},
 }
-ROUNDS = Rounds(
-    1.0, torch.tensor([0, 1, 3, 2]), torch.tensor([3, 3, 3, 2]), torch.tensor([0, 0, 1, 1])
-)
+ROUNDS = Rounds(1.0, *torch.tensor([[0, 1, 3, 2], [3, 3, 3, 2], [0, 0, 1, 1]]))
 COUNTED, DECODED = "one after the other, counted", "fixed length, decoded"
 
 
-def test_curves_are_the_formulas() -> None:
+def test_curves_are_the_formulas():
     assert expected(3, 0.5) == pytest.approx(0.5 * (1 - 0.5**3) / 0.5)
     assert sequential(3, 4, 0.5) == pytest.approx((3 + 4) * (1 - 0.5) / (1 - 0.5**4) / 4)
     assert theorem_1(2, 4, 0.5) == pytest.approx(2 * 4 / ((1 + 0.25) * 0.75) / 4)
@@ -231,7 +211,7 @@ def test_curves_are_the_formulas() -> None:
     assert ideal == pytest.approx([12 / 9 / 4, 1 / 4])
 
 
-def test_latency_counts_rounds_that_are_long_enough() -> None:
+def test_latency_counts_rounds_that_are_long_enough():
     assert acceptance([ROUNDS]).value == pytest.approx(6 / (6 + 2)), "two rounds end in a rejection"
     figure = latency([ROUNDS], COST)
     assert "a = 0.750" in figure.title and "c = 4.00" in figure.title
@@ -245,29 +225,27 @@ def test_latency_counts_rounds_that_are_long_enough() -> None:
     assert [g for curve, g in points if curve == COUNTED] == [1, 2, 3]
     assert figure.n == "2 prompts, 4 rounds of toy; c on cpu, f32, 2 threads"
     assert figure.kind == "modelled"
-    with pytest.raises(Missing, match="gen_data.py"):
-        latency([], COST)
+    lacks("gen_data.py", latency, [], COST)
 
 
 def decoded(**other: Any) -> Evaluation:
     """Fixed lengths, in 4 seconds plain."""
-    lengths = {
-        f"token_{g}": method("serial", "chain", "token", "fixed", stop={"gamma": g}) for g in (1, 2)
-    }
+    fixed = partial(method, "serial", "chain", "token", "fixed")
+    lengths = {f"token_{g}": fixed(stop={"gamma": g}) for g in (1, 2)}
     seconds = {"autoregressive": 4.0, "token_1": 3.2, "token_2": 8.0}
     found = evaluation(lengths, {name: [plain(4, time)] for name, time in seconds.items()})
     found.results["run"] |= {**MACHINE, **other}
     return found
 
 
-def test_what_was_decoded_on_that_machine_is_marked() -> None:
+def test_what_was_decoded_on_that_machine_is_marked():
     points = records_by(latency([ROUNDS], COST, [decoded()]), "curve", "draft tokens a round")
     assert [points[DECODED, g][LATENCY] for g in (1, 2)] == pytest.approx([0.8, 2.0])
     elsewhere = latency([ROUNDS], COST, [decoded(threads=1)])
     assert DECODED not in elsewhere.column("curve")
 
 
-def test_forward_times_are_those_of_the_file_and_the_papers() -> None:
+def test_forward_times_are_those_of_the_file_and_the_papers():
     figure = forward_times([COST])
     assert figure.rows[0][1:] == pytest.approx([11, 45, 0.99, 44, 10, 50])
     printed = [list(row[1:]) for row in figure.rows[-2:]]
@@ -275,11 +253,9 @@ def test_forward_times_are_those_of_the_file_and_the_papers() -> None:
     assert figure.n == "44 generations" and "no interval" in figure.interval
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    for figure in (
-        toy_acceptance(toy_distributions()[:2]),
-        mask_order({"chain": list(range(63))}, prefix=32),
-    ):
+def test_pictures_are_drawn(tmp_path):
+    masks = mask_order({"chain": list(range(63))}, prefix=32)
+    for figure in (toy_acceptance(toy_distributions()[:2]), masks):
         assert figure.kind == "exact" and figure.interval.startswith("no interval")
         drawn(figure, tmp_path)
     drawn(latency([ROUNDS], COST, [decoded()]), tmp_path)

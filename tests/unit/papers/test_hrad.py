@@ -43,18 +43,15 @@ from predictors.base import load_predictor
 from predictors.inputs import Inputs
 from predictors.metrics import log_loss
 from reports.artifacts import Artifacts, Checkpoint
-from reports.figure import Figure, Missing
+from reports.figure import Figure
 from tests.helpers.data import harvests
 from tests.helpers.data.harvests import DIM, EMBEDDING, PROMPTS, described_as, write_harvest
-from tests.helpers.evaluation.evaluations import drawn, interval, records_by
+from tests.helpers.evaluation.evaluations import drawn, interval, lacks, records_by
 from tests.helpers.reports.artifacts import checkpoint, context_of
 from tests.helpers.training.checkpoints import write_checkpoint
 
 GENERATOR = torch.Generator().manual_seed(0)
 GAIN = f"{CLASSES} - {LENGTHS}"
-
-
-# Figures ------------------------------------------------------------------------------------------
 
 
 def hidden(apart: float) -> Activations:
@@ -69,7 +66,7 @@ def with_lengths(found: Activations) -> Activations:
     return replace(found, features={**found.features, LENGTHS: found.features["inputs"]})
 
 
-def test_neighbours_of_other_prompts_are_counted() -> None:
+def test_neighbours_of_other_prompts_are_counted():
     found = hidden(50.0)
     # of the 18 rounds of other prompts 9 are of the same class, and the 10th neighbour is not
     shares = same_class(found.features[CLASSES], found)
@@ -78,7 +75,7 @@ def test_neighbours_of_other_prompts_are_counted() -> None:
     assert 0.3 < nothing < 0.7
 
 
-def test_every_round_is_a_point_in_both_panels() -> None:
+def test_every_round_is_a_point_in_both_panels():
     found = hidden(50.0)
     figure = tsne(found)
     assert figure.column("features") == ["inputs"] * 24 + [CLASSES] * 24
@@ -106,7 +103,7 @@ def both_heads() -> Heads:
     return Heads("h", "toy", 3, probs, decided, targets, torch.tensor([0, 0, 1, 1]))
 
 
-def test_classes_and_lengths_are_compared_on_the_same_rounds() -> None:
+def test_classes_and_lengths_are_compared_on_the_same_rounds():
     figure = lengths_table([both_heads()])
     rows = records_by(figure, "head", "decision")
     assert {key: row["accuracy"] for key, row in rows.items()} == {
@@ -127,8 +124,7 @@ def test_classes_and_lengths_are_compared_on_the_same_rounds() -> None:
     assert loss[GAIN, PROBABLE] == pytest.approx(loss[CLASSES, PROBABLE] - known)
     assert interval(rows[LENGTHS, LONE], "log loss") == [None] * 3
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens"
-    with pytest.raises(Missing, match="predictor.predicts=lengths"):
-        lengths_table([])
+    lacks("predictor.predicts=lengths", lengths_table, [])
 
 
 def of_ages(unit: str = "positions") -> Aged:
@@ -147,7 +143,7 @@ def of_ages(unit: str = "positions") -> Aged:
     )
 
 
-def test_each_age_has_its_accuracy_and_log_loss() -> None:
+def test_each_age_has_its_accuracy_and_log_loss_in_rounds_too():
     figure = feature_age([of_ages()])
     assert figure.column("age (positions)") == [0, 4] and figure.how_to_read == ""
     assert figure.column("accuracy") == [1.0, 0.5]
@@ -158,11 +154,7 @@ def test_each_age_has_its_accuracy_and_log_loss() -> None:
     worse = figure.column("log loss above age 0")
     assert worse == pytest.approx([0.0, entropy + log(0.9)]), "of the same rounds"
     assert figure.n == "2 prompts, 4 rounds of 3 draft tokens" and "bootstrap" in figure.interval
-    with pytest.raises(Missing, match="anchors.stride=1"):
-        feature_age([])
-
-
-def test_ages_in_rounds_say_how_far_a_round_goes() -> None:
+    lacks("anchors.stride=1", feature_age, [])
     figure = feature_age([of_ages("rounds")])
     assert figure.column("age (rounds)") == [0, 4] and figure.name == "feature-age-rounds-h"
     assert figure.how_to_read == "Positions in a round, on average: toy 1.50."
@@ -184,18 +176,17 @@ def specdecpp(depth: int, w_rej: float, loss: float) -> Checkpoint:
     return Checkpoint(Path(f"ck/d{depth}w{w_rej}"), config)
 
 
-def test_heads_are_ordered_by_their_settings() -> None:
+def test_heads_are_ordered_by_their_settings():
     figure = sweep([specdecpp(3, 6.0, 0.6), specdecpp(0, 6.0, 0.7), specdecpp(0, 1.0, 0.8)])
     assert [row[2:4] for row in figure.rows] == [[0, 1.0], [0, 6.0], [3, 6.0]]
     assert figure.column("log loss") == [0.8, 0.7, 0.6]
     assert figure.column("log loss high") == [None] * 3
     assert figure.n == "7 prompts, 2,000 rows"
-    with pytest.raises(Missing, match="predictor.depth=0,1,2,3,4"):
-        sweep([specdecpp(3, 6.0, 0.6), specdecpp(3, 6.0, 0.5)])
+    lacks("predictor.depth=0,1,2,3,4", sweep, [specdecpp(3, 6.0, 0.6), specdecpp(3, 6.0, 0.5)])
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn(tmp_path: Path) -> None:
+def test_pictures_are_drawn(tmp_path):
     for figure in (
         tsne(hidden(5.0)),
         tsne(with_lengths(hidden(5.0))),
@@ -207,15 +198,12 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         drawn(figure, tmp_path)
 
 
-# What they are drawn from -------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     return described_as(write_harvest(tmp_path_factory.mktemp("home")))
 
 
-def test_a_walk_goes_on_by_what_was_accepted_and_one_token() -> None:
+def test_a_walk_goes_on_by_what_was_accepted_and_one_token():
     """Two responses; the first goes 0, 2, 3, 6, or with drafts of one token 0, 2, 3, 5, 7."""
     accepted = torch.tensor([1, 0, 0, 2, 5, 1, 3, 0] + [0, 0, 4])
     records = {
@@ -229,9 +217,7 @@ def test_a_walk_goes_on_by_what_was_accepted_and_one_token() -> None:
     assert rounds_back({**records, "accepted": accepted + 9}, 9).shape == (0, 3)
 
 
-def test_old_features_are_those_of_earlier_rounds(tmp_path: Path, home: Harvest) -> None:
-    """In positions those of the same prompt so many tokens before, in rounds those that a decode
-    comes to."""
+def test_old_features_are_those_of_earlier_rounds(tmp_path, home):
     ours = checkpoint(tmp_path / "h", home.folder)
     predictor = load_predictor(ours.folder)
     (one,) = aged(ours, [home], "positions")
@@ -258,7 +244,7 @@ def test_old_features_are_those_of_earlier_rounds(tmp_path: Path, home: Harvest)
     assert torch.equal(one.targets, predictor.targets(predictor.samples(asked)))
 
 
-def test_activations_are_those_of_both_heads_on_test_prompts(tmp_path: Path, home: Harvest) -> None:
+def test_activations_are_those_of_both_heads_on_test_prompts(tmp_path, home):
     ours = checkpoint(tmp_path / "h", home.folder)
     both = [ours, checkpoint(tmp_path / "l", home.folder, predicts="lengths")]
     found = activations(ours, Artifacts(harvests=[home], checkpoints=both))
@@ -273,11 +259,10 @@ def test_activations_are_those_of_both_heads_on_test_prompts(tmp_path: Path, hom
     assert list(alone.features) == ["inputs", CLASSES]
     bare = described_as(home.folder, features_stored=False)
     for harvested, words in (([bare], "hidden states"), ([], "predictor=hrad")):
-        with pytest.raises(Missing, match=words):
-            activations(ours, Artifacts(harvests=harvested, checkpoints=both))
+        lacks(words, activations, ours, Artifacts(harvests=harvested, checkpoints=both))
 
 
-def test_lengths_are_held_against_the_classes_they_belong_to(tmp_path: Path, home: Harvest) -> None:
+def test_lengths_are_held_against_the_classes_they_belong_to(tmp_path, home):
     """Two prompts of the other harvest are those of `home`."""
     away = described_as(write_harvest(tmp_path / "away", names="other-", shared=2))
     ours = checkpoint(tmp_path / "h", home.folder)
@@ -302,20 +287,16 @@ def test_lengths_are_held_against_the_classes_they_belong_to(tmp_path: Path, hom
     assert torch.equal(one.targets, predictor.targets(samples))
 
 
-def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(tmp_path, monkeypatch):
     monkeypatch.setitem(harvests.INPUTS, "target_layers", [-2, -1])
     two_layers = described_as(write_harvest(tmp_path / "two"))
 
     def of_layers(name: str, layers: list[int], **settings: Any) -> Checkpoint:
-        reads = {
-            "inputs": Inputs((), layers, token=True),
-            "settings": {"layers": layers} | settings,
-        }
         dim, folder = DIM // 2 * len(layers) + EMBEDDING, tmp_path / name
-        context = context_of(two_layers.folder)
-        write_checkpoint(folder, "hrad", dim, gamma=3, context=context, **reads)
+        made = {"gamma": 3, "context": context_of(two_layers.folder)}
+        settings |= {"layers": layers}
+        made |= {"inputs": Inputs((), layers, token=True), "settings": settings}
+        write_checkpoint(folder, "hrad", dim, **made)
         return Checkpoint(folder, json.loads((folder / "config.json").read_text()))
 
     both, last = of_layers("both", [-2, -1]), of_layers("last", [-1])
@@ -338,7 +319,5 @@ def test_layers_are_compared_on_the_same_rounds_where_nothing_else_differs(
     assert figure.column("log loss") == pytest.approx([float(x.mean()) for x in losses])
     gain = float((losses[1] - losses[0]).mean())
     assert figure.column("difference") == pytest.approx([0.0, gain])
-    with pytest.raises(Missing, match=r"predictor\.layers="):
-        built(both, longer, lengths)
-    with pytest.raises(Missing, match="gen_data.py"):
-        by_layers([both, last], Artifacts())
+    lacks(r"predictor\.layers=", built, both, longer, lengths)
+    lacks("gen_data.py", by_layers, [both, last], Artifacts())

@@ -1,6 +1,6 @@
 """Accepted lengths of hand-made rounds, and their fit computed by hand."""
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -30,16 +30,13 @@ TRACES = [
     trace([chain(2, 0), chain(2, 1), chain(2, 2), chain(0, 0)], prompt="a"),
     trace([chain(2, 2), chain(1, 1)], prompt="b"),
 ]
-FIXED = {
-    f"fixed_{gamma}": method("serial", "chain", "token", "fixed", stop={"gamma": gamma})
-    for gamma in (1, 2)
-}
-EVALUATION = evaluation(
-    FIXED, {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES}
-)
+RULE = partial(method, "serial", "chain", "token", "fixed")
+FIXED = {f"fixed_{gamma}": RULE(stop={"gamma": gamma}) for gamma in (1, 2)}
+DECODED = {"autoregressive": [plain(4)], "fixed_1": [trace([chain(1, 1)])], "fixed_2": TRACES}
+EVALUATION = evaluation(FIXED, DECODED)
 
 
-def test_shares_and_the_distribution_of_the_greatest_likelihood() -> None:
+def test_shares_and_the_distribution_of_the_greatest_likelihood():
     figure = accepted_lengths([EVALUATION])
     assert set(figure.column("method")) == {"fixed 2"}, "the longest one"
     assert figure.column("accepted tokens") == [0, 1, 2]
@@ -53,7 +50,7 @@ def test_shares_and_the_distribution_of_the_greatest_likelihood() -> None:
     assert "bootstrap intervals over prompts" in figure.interval
 
 
-def test_fits_by_method() -> None:
+def test_fits_by_method():
     figure = length_fits([EVALUATION])
     rows = records_by(figure, "method")
     two, one = rows["fixed 2"], rows["fixed 1"]
@@ -64,13 +61,13 @@ def test_fits_by_method() -> None:
     assert interval(one, "a") == [1, None, None], "one prompt has no interval"
 
 
-def test_a_constant_acceptance_is_found_and_fits() -> None:
+def test_a_constant_acceptance_is_found_and_fits():
     rounds = [(2, 0)] * 4 + [(2, 1)] * 2 + [(2, 2)] * 2  # a = 1/2 to the letter
     assert fitted(rounds, 0.5) == observed(rounds) == [0.5, 0.25, 0.25]
     assert total_variation(rounds, 0.5) == 0 and total_variation(rounds, 0.0) == 0.5
 
 
-def test_what_is_missing_is_named() -> None:
+def test_what_is_missing_is_named():
     branches = method("overlapped", "branch_point", "token", "confidence")
     traces = {"autoregressive": [plain(4)], "x": [trace([overlapped(2, 1, 3, 2)])]}
     for build in (accepted_lengths, length_fits):
@@ -78,7 +75,7 @@ def test_what_is_missing_is_named() -> None:
             build([evaluation({"x": branches}, traces)])
 
 
-def test_it_draws(tmp_path: Path) -> None:
+def test_it_draws(tmp_path):
     drawn(accepted_lengths([EVALUATION]), tmp_path)
     axes = {("accepted draft tokens per round", "share of rounds")}
     assert labels(accepted_lengths([EVALUATION])) == axes

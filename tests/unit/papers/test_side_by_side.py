@@ -28,7 +28,7 @@ def pair() -> ModelPair:
     return tiny_pair()
 
 
-def test_a_step_takes_time_and_leaves_the_models_as_they_were(pair: ModelPair) -> None:
+def test_a_step_takes_time_and_leaves_the_models_as_they_were(pair):
     threads = torch.get_num_threads()
     found = measure_step(pair, CONTEXT, 3, 4, 1, 2)
     assert 0 < min(found) and found.slowdown > 0, "however busy the machine is"
@@ -37,7 +37,7 @@ def test_a_step_takes_time_and_leaves_the_models_as_they_were(pair: ModelPair) -
     assert StepSeconds(2.0, 1.0, 3.0).slowdown == 1.5, "over the slower one"
 
 
-def test_every_branch_holds_its_rows(pair: ModelPair) -> None:
+def test_every_branch_holds_its_rows(pair):
     """At least the logits (float64 here) and the cache rows of gamma - 1 forwards for every branch,
     in proportion."""
     found = branch_bytes(pair, CONTEXT, 4, [1, 2, 8])
@@ -46,7 +46,7 @@ def test_every_branch_holds_its_rows(pair: ModelPair) -> None:
     assert found[8] - found[2] == pytest.approx(6 * (found[2] - found[1]), rel=0.3)
 
 
-def test_shared_storage_counts_once() -> None:
+def test_shared_storage_counts_once():
     before = tensor_bytes()
     whole = torch.zeros(1000, dtype=torch.float64)
     part = whole[:10]

@@ -1,6 +1,7 @@
 """Trees, siblings and blocks, and what a round takes, from hand-made rounds."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,21 @@ from papers.dyspec.trees import tree_sizes, tree_table, tree_times
 from papers.hsd.blocks import block_gain, parallel_drafts
 from papers.spechub.siblings import sibling_rules
 from reports.artifacts import Evaluation
-from reports.figure import Missing
 from tests.helpers.evaluation.evaluations import (
     chain,
     drawn,
     evaluation,
     interval,
     labels,
+    lacks,
     method,
     plain,
     records_by,
     trace,
 )
 
-CALLS = "tokens/target call"
+CALL = "target call"
+CALLS = f"tokens/{CALL}"
 PLAIN = [plain(4, 4.0, "a"), plain(4, 4.0, "b")]
 
 
@@ -52,16 +54,13 @@ def binary(*depths: int) -> list[Evaluation]:
     def of_widths(rule: str, *widths: int) -> dict:
         return method("serial", "tree", rule, "never", structure={"widths": [*widths]})
 
-    made = {
-        f"{rule}_{depth}": of_widths(rule, *[2] * depth)
-        for rule in ("rrs", "spechub")
-        for depth in depths
-    }
-    made["unbalanced"] = of_widths("rrs", 3, 1)
+    made = {"unbalanced": of_widths("rrs", 3, 1)}
+    for rule, depth in product(("rrs", "spechub"), depths):
+        made[f"{rule}_{depth}"] = of_widths(rule, *[2] * depth)
     return [evaluation(made, {"autoregressive": PLAIN, **dict.fromkeys(made, WIDE)})]
 
 
-def test_tokens_per_call_of_trees() -> None:
+def test_tokens_per_call_of_trees_and_growth_where_sizes_differ_most():
     figure = tree_table(wide())
     rows = records_by(figure, "method")
     layers = rows["dyspec layers"]
@@ -69,9 +68,6 @@ def test_tokens_per_call_of_trees() -> None:
     assert layers["speed-up"] == pytest.approx((6 / 4) / 1)
     assert rows["specinfer"][f"{CALLS} low"] is None, "one prompt"
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 13 rounds")
-
-
-def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
     figure = tree_sizes([*wide(), *wide(0.0)])
     assert figure.rows == [
         [temperature, "toy", "dyspec layers", "a", *numbers]
@@ -82,14 +78,14 @@ def test_growth_where_sizes_differ_most_at_each_temperature() -> None:
     assert "single rounds" in figure.interval
 
 
-def test_rules_by_depth() -> None:
+def test_rules_by_depth():
     figure = sibling_rules(binary(2, 3))
     rows = {(row["rule"], row["depth"]) for row in figure.records}
     assert rows == {(rule, depth) for rule in ("RRS", "SpecHub") for depth in (2, 3)}
     assert len(figure.records) == 4 and set(figure.column(CALLS)) == {2}
 
 
-def test_time_of_a_round_by_component() -> None:
+def test_time_of_a_round_by_component():
     figure = tree_times(wide())
     row = records_by(figure, "method")["dyspec layers"]
     assert interval(row, "round, ms") == [pytest.approx(4000 / 3), 1000, 2000], "4 s for 3 rounds"
@@ -99,8 +95,7 @@ def test_time_of_a_round_by_component() -> None:
     assert figure.kind == "measured" and "whole round" in figure.interval
 
 
-# Blocks: tokens per call are token-wise 2 and 1, block 3 and 1 ------------------------------------
-
+# Blocks: tokens per call are token-wise 2 and 1, block 3 and 1.
 TOKEN = [trace([chain(4, 1)], 1.0, "a"), trace([chain(4, 0)], 1.0, "b")]
 BLOCK = [trace([chain(4, 2)], 1.0, "a"), trace([chain(4, 0)], 1.0, "b")]
 
@@ -110,16 +105,13 @@ def fixed(verifier: str, gamma: int) -> dict:
 
 
 def one_draft() -> Evaluation:
-    made = {
-        "token_4": fixed("token", 4),
-        "block_4": fixed("block", 4),
-        "token_8": fixed("token", 8),
-    }
+    kinds = ("token", 4), ("block", 4), ("token", 8)
+    made = {f"{verifier}_{gamma}": fixed(verifier, gamma) for verifier, gamma in kinds}
     traces = {"token_4": TOKEN, "block_4": BLOCK, "token_8": TOKEN}
     return evaluation(made, {"autoregressive": PLAIN, **traces})
 
 
-def test_gain_on_the_same_prompts() -> None:
+def test_gain_on_the_same_prompts():
     figure = block_gain([one_draft()])
     rows, gain = records_by(figure, "rule"), "tokens/call over token-wise"
     assert figure.column("gamma") == [4, 4], "8 has no block verification beside it"
@@ -128,7 +120,7 @@ def test_gain_on_the_same_prompts() -> None:
     assert (figure.kind, figure.n) == ("measured", "2 prompts, 4 rounds")
 
 
-def test_each_length_once_and_rules_on_the_same_prompts() -> None:
+def test_each_length_once_and_rules_on_the_same_prompts():
     best = evaluation({"fixed": fixed("token", 4)}, {"autoregressive": PLAIN, "fixed": TOKEN})
     other = evaluation(
         {"block_8": fixed("block", 8)},
@@ -138,7 +130,7 @@ def test_each_length_once_and_rules_on_the_same_prompts() -> None:
     assert block_gain([one_draft(), best, alone]).rows == block_gain([one_draft()]).rows
 
 
-def test_several_drafts() -> None:
+def test_several_drafts():
     made, traces = {}, {"autoregressive": PLAIN}
     for rule, decoded in (("token", TOKEN), ("block", BLOCK)):
         for count in (1, 2):
@@ -164,21 +156,17 @@ def test_several_drafts() -> None:
         (parallel_drafts, "parallel_drafts"),
     ],
 )
-def test_what_is_missing_is_named(build, experiment: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_missing_is_named(build, experiment):  # type: ignore[no-untyped-def]
     one = evaluation({"token_4": fixed("token", 4)}, {"autoregressive": PLAIN, "token_4": TOKEN})
     for found in (one, evaluation({}, {"autoregressive": PLAIN})):
-        with pytest.raises(Missing, match=f"python scripts/evaluate.py experiment={experiment}"):
-            build([found])
+        lacks(f"python scripts/evaluate.py experiment={experiment}", build, [found])
 
 
 @pytest.mark.slow
-def test_they_draw_with_units(tmp_path: Path) -> None:
+def test_they_draw_with_units(tmp_path):
     for figure, axes in (
         (tree_table(wide()), {(CALLS, "")}),
-        (
-            tree_sizes(wide()),
-            {("", "nodes of the tree"), ("step (target call)", "accepted tokens")},
-        ),
+        (tree_sizes(wide()), {("", "nodes of the tree"), (f"step ({CALL})", "accepted tokens")}),
         (sibling_rules(binary(2, 3)), {("depth of the binary tree, tokens", CALLS)}),
         (tree_times(wide()), {("time per round, ms", "")}),
         (block_gain([one_draft()]), {("gamma, tokens of a draft", CALLS)}),

@@ -26,6 +26,7 @@ from runtime import files
 from runtime.errors import UserError
 from runtime.files import refuse_foreign, replaced_folder
 from tests.helpers.damage.damage import damage_one_file, for_as_long_as_asked
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.checkpoints import METRICS, rewrite_checksum, write_checkpoint
 
 DIM = 6
@@ -50,12 +51,11 @@ def rewrite(checkpoint: Path, change: Any, checksum: bool, name: str = "config.j
 
 
 def refused(checkpoint: Path, match: str, key: str = "checkpoint") -> str:
-    with pytest.raises(UserError, match=f"^{key}: {match}") as refusal:
-        load_predictor(checkpoint, key=key)
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
+    return refuses(f"^{key}: {match}", load_predictor, checkpoint, key=key)
 
 
+UNSEALED = [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}]
+SCOPED = HealthCheck.function_scoped_fixture
 NAN, INF = float("nan"), float("inf")
 Change = Callable[[dict[str, Any]], Any]
 WRONG: dict[str, Change] = {
@@ -72,7 +72,7 @@ WRONG: dict[str, Change] = {
 
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_weights_are_refused(checkpoint: Path, wrong: str, checksums: bool) -> None:
+def test_wrong_weights_are_refused(checkpoint, wrong, checksums):
     path = checkpoint / "model.safetensors"
     save_file(WRONG[wrong](load_file(path)), path)
     if not checksums:
@@ -109,26 +109,24 @@ CHANGES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "says"), CHANGES, ids=range(len(CHANGES)))
-def test_wrong_values_are_refused(checkpoint: Path, name: str, change: Any, says: str) -> None:
+def test_wrong_values_are_refused(checkpoint, name, change, says):
     rewrite(checkpoint, change, checksum=True, name=name)
     refused(checkpoint, f".*{says}")
 
 
-def test_every_digit_counts(checkpoint: Path) -> None:
-    """Of what is JSON, the scores too; a model card may be edited."""
+def test_every_digit_counts(checkpoint):
     for name in ("config.json", "calibration.json", "metrics.json"):
         content = (checkpoint / name).read_bytes()
         for place in [n for n, byte in enumerate(content) if chr(byte).isdigit()][::7]:
             changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
             (checkpoint / name).write_bytes(changed)
             refused(checkpoint, "(.*damaged|.*version)")
-            with pytest.raises(UserError, match="^folder: .*damaged|^folder: .*version"):
-                read_metrics(checkpoint, "folder")
+            refuses("^folder: .*damaged|^folder: .*version", read_metrics, checkpoint, "folder")
         (checkpoint / name).write_bytes(content)
     load_predictor(checkpoint)
 
 
-def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_model_card_is_said(checkpoint, capsys):
     assert read_metrics(checkpoint, "folder") == METRICS and not capsys.readouterr().out
     (checkpoint / "README.md").write_text("Better than it is.")
     assert read_metrics(checkpoint, "folder") == METRICS
@@ -139,12 +137,8 @@ def test_an_edited_model_card_is_said(checkpoint: Path, capsys: pytest.CaptureFi
     load_predictor(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "kept", [{}, {"sha257": {}}, {"sha256": None}, {"sha256": {}}, {"sha256": []}], ids=str
-)
-def test_a_checkpoint_without_its_checksums_is_refused(
-    checkpoint: Path, kept: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("kept", UNSEALED, ids=str)
+def test_a_checkpoint_without_its_checksums_is_refused(checkpoint, kept):
     def without(config: dict[str, Any]) -> dict[str, Any]:
         del config["sha256"]
         return {**config, **kept}
@@ -153,7 +147,7 @@ def test_a_checkpoint_without_its_checksums_is_refused(
     refused(checkpoint, ".*damaged.*its checksum does not fit")
 
 
-def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) -> None:
+def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint):
     rewrite(checkpoint, {"format_version": 2}, checksum=False)
     refused(checkpoint, ".*has format version 2, this version reads 5. Train it again: python")
     refused(checkpoint / "nowhere", ".*python train.py")
@@ -161,7 +155,7 @@ def test_a_missing_or_an_older_checkpoint_names_the_command(checkpoint: Path) ->
 
 @pytest.mark.parametrize("name", ["config.json", "calibration.json", "model.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty"])
-def test_damaged_files_are_refused(checkpoint: Path, name: str, damage: str) -> None:
+def test_damaged_files_are_refused(checkpoint, name, damage):
     path, size = checkpoint / name, (checkpoint / name).stat().st_size
     if damage == "missing":
         path.unlink()
@@ -193,9 +187,7 @@ def kept(checkpoint: Path) -> Any:
 
 
 @pytest.mark.parametrize("step", ["save", "write_bytes", "_sync", "mkdir", "replace", "rename"])
-def test_a_full_disk_keeps_the_earlier_checkpoint(
-    checkpoint: Path, kept: Predictor, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_earlier_checkpoint(checkpoint, kept, step, monkeypatch):
     holder = {"save": base, "_sync": files}.get(step, Path)
     with monkeypatch.context() as patched:
         patched.setattr(holder, step, full)
@@ -203,9 +195,7 @@ def test_a_full_disk_keeps_the_earlier_checkpoint(
         assert "\n" not in saves(checkpoint, kept, says)
 
 
-def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(
-    checkpoint: Path, kept: Predictor
-) -> None:
+def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(checkpoint, kept):
     """Real writes that fail in the middle of model.safetensors."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -215,9 +205,7 @@ def test_a_disk_that_takes_no_more_keeps_the_earlier_checkpoint(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_the_last_rename_fails(
-    checkpoint: Path, kept: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_rename_fails(checkpoint, kept, monkeypatch):
     """The earlier checkpoint has left its place; it is put back."""
     rename = Path.rename
 
@@ -228,9 +216,7 @@ def test_the_last_rename_fails(
     saves(checkpoint, kept, "^out: .* cannot be written")
 
 
-def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(
-    checkpoint: Path, kept: Predictor
-) -> None:
+def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(checkpoint, kept):
     with pytest.raises(KeyboardInterrupt):
         with replaced_folder(checkpoint, "config.json") as folder:
             (folder / "config.json").write_text("half")
@@ -243,14 +229,10 @@ def test_an_interrupted_save_and_a_checkpoint_out_of_its_place(
 
 
 @pytest.mark.parametrize("read_only", ["hrad", "checkpoints"])
-def test_a_read_only_folder_is_refused_at_once(
-    checkpoint: Path, read_only: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: Path(path).name != read_only and access(path, mode)
-    )
-    opened = os.open
+def test_a_read_only_folder_is_refused_at_once(checkpoint, read_only, monkeypatch):
+    access, opened = os.access, os.open
+    may = lambda path, mode: Path(path).name != read_only and access(path, mode)  # noqa: E731
+    monkeypatch.setattr(os, "access", may)
 
     def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
         if flags & os.O_RDWR and read_only in (Path(path).name, Path(path).parent.name):
@@ -258,28 +240,19 @@ def test_a_read_only_folder_is_refused_at_once(
         return opened(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refusing)
-    with pytest.raises(
-        UserError,
-        match="^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose",
-    ):
-        refuse_foreign(checkpoint, "config.json")
+    says = "^out: .*(read-only|no folder to write in).* choose another out=<folder>|Choose"
+    refuses(says, refuse_foreign, checkpoint, "config.json")
     load_predictor(checkpoint)
 
 
-# Damage at random ---------------------------------------------------------------------------------
-
-ISOTONIC = Calibration(
-    "isotonic", curves=(((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),), survival=Survival(0.9, 0.2, -0.1)
-)
-VECTOR = Calibration(
-    "platt", (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2), rows=9, nll_after=0.5
-)
+CURVES = (((-1.0, 0.0, 1.0), (0.1, 0.4, 0.9)),)
+ISOTONIC = Calibration("isotonic", curves=CURVES, survival=Survival(0.9, 0.2, -0.1))
+SCALES = (0.1, 0.0, -0.1), (1.0, 1.1, 0.9), (0.0, 0.1, -0.2)
+VECTOR = Calibration("platt", *SCALES, rows=9, nll_after=0.5)
 
 
 @pytest.fixture(scope="module", params=["specdecpp", "hrad"])
-def whole(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def whole(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("checkpoint")
     calibration = ISOTONIC if request.param == "specdecpp" else VECTOR
     write_checkpoint(folder, request.param, DIM, calibration=calibration)
@@ -314,33 +287,25 @@ class Whole(dict[str, bytes]):
     __repr__ = object.__repr__
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, deadline=None, suppress_health_check=[SCOPED])
 @given(seed=st.integers(0, 2**32))
 @pytest.mark.slow
-def test_a_damaged_checkpoint_loads_or_is_refused(
-    tmp_path: Path, whole: dict[str, bytes], seed: int
-) -> None:
+def test_a_damaged_checkpoint_loads_or_is_refused(tmp_path, whole, seed):
     assert loads(tmp_path, whole, seed) in (True, False), "and nothing is raised"
 
 
-def test_what_dropout_may_leave_out_is_looked_at(tmp_path: Path, whole: dict[str, bytes]) -> None:
+def test_what_dropout_may_leave_out_is_looked_at(tmp_path, whole):
     """Weights of which a hidden unit of H-RAD overflows."""
     assert len({loads(tmp_path, whole, -25328) for _ in range(20)}) == 1
 
 
 @pytest.mark.slow
-def test_for_as_long_as_asked(
-    tmp_path: Path, whole: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_for_as_long_as_asked(tmp_path, whole, capsys):
     """FUZZ_SECONDS=600 pytest -m slow tests/unit/predictors/test_checkpoint_faults.py"""
     for_as_long_as_asked("checkpoints", lambda seed: loads(tmp_path, whole, seed), capsys)
 
 
-def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
-    tmp_path: Path, whole: dict[str, bytes]
-) -> None:
+def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(tmp_path, whole):
     for name, content in whole.items():
         (tmp_path / name).write_bytes(content)
     load_predictor(tmp_path)
@@ -350,6 +315,5 @@ def test_the_undamaged_one_loads_and_damage_under_checksums_never_does(
             content = bytearray(whole[name])
             content[at] ^= 1
             (tmp_path / name).write_bytes(content)
-            with pytest.raises(UserError, match="^checkpoint: "):
-                load_predictor(tmp_path)
+            refuses("^checkpoint: ", load_predictor, tmp_path)
         (tmp_path / name).write_bytes(whole[name])

@@ -2,8 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,10 +29,13 @@ from predictors.confidences.table import (
     table,
 )
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.confidences import TEMPERATURES, logged, write_logged
 
 Z, S = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]])
 NAN = torch.tensor([[1.0, float("nan")]])
+DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
+SGLANG = Sts(0.1, 10.0, 41, False, 15)
 
 
 @pytest.mark.parametrize(
@@ -49,23 +50,20 @@ NAN = torch.tensor([[1.0, float("nan")]])
         (Z, NAN, "between 0 and 1"),
     ],
 )
-def test_what_is_no_table_is_refused(logits: torch.Tensor, labels: torch.Tensor, says: str) -> None:
+def test_what_is_no_table_is_refused(logits, labels, says):
     with pytest.raises(UserError) as error:
         table("source.files: x.pt", "toy", logits, labels, torch.tensor([2]), torch.tensor([0]))
     line = str(error.value)
     assert line.startswith("source.files: x.pt: expected") and says in line and "\n" not in line
 
 
-def test_values_that_do_not_count_may_be_anything() -> None:
+def test_values_that_do_not_count_may_be_anything_and_blocks_are_the_units():
     found = table("x", "toy", NAN, S.flip(1) + 1, torch.tensor([0]), torch.tensor([0]))
     assert found.logits.tolist() == [[0, 0]] and found.labels.tolist() == [[0, 0]]
-
-
-def test_blocks_of_proposals_are_the_units() -> None:
     assert blocks(130).bincount().tolist() == [64, 64, 2]
 
 
-def test_tables_are_joined_with_their_groups_and_domains_apart() -> None:
+def test_tables_are_joined_with_their_groups_and_domains_apart():
     found = joined([logged(100, domain="code"), logged(70, 1, "chat"), logged(10, 2, "code")], "x")
     assert found.domains == ("chat", "code")
     assert found.domain.bincount().tolist() == [70, 110]
@@ -73,13 +71,12 @@ def test_tables_are_joined_with_their_groups_and_domains_apart() -> None:
 
 
 @pytest.mark.parametrize("gamma", [None, 2])
-def test_one_gamma(gamma: int | None) -> None:
+def test_one_gamma(gamma):
     other = table("x", "toy", Z, S, torch.tensor([2]), torch.tensor([0]))
-    with pytest.raises(UserError, match=r"^x: expected proposals of \d tokens, got \d"):
-        joined([logged(10), other], "x", gamma)
+    refuses(r"^x: expected proposals of \d tokens, got \d", joined, [logged(10), other], "x", gamma)
 
 
-def test_a_folder_comes_back(tmp_path: Path) -> None:
+def test_a_folder_comes_back(tmp_path):
     made, found = logged(100), read_confidences(write_logged(tmp_path / "x", 100))
     for name in ("logits", "labels", "length", "group", "domain"):
         assert torch.equal(getattr(made, name), getattr(found, name))
@@ -89,7 +86,7 @@ def test_a_folder_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [MANIFEST, TENSORS])
 @pytest.mark.parametrize("how", ["cut", "gone", "changed"])
-def test_a_damaged_folder_is_refused_in_one_line(name: str, how: str, tmp_path: Path) -> None:
+def test_a_damaged_folder_is_refused_in_one_line(name, how, tmp_path):
     path = write_logged(tmp_path / "x") / name
     content = path.read_bytes()
     if how == "gone":
@@ -100,10 +97,6 @@ def test_a_damaged_folder_is_refused_in_one_line(name: str, how: str, tmp_path: 
         read_confidences(tmp_path / "x")
     line = str(error.value)
     assert line.startswith("data:") and "import_confidence" in line and "\n" not in line
-
-
-DEEPSPEC = Sts(0.05, 20.0, 256, True, 20)
-SGLANG = Sts(0.1, 10.0, 41, False, 15)
 
 
 def plain_ece(predicted: list[float], labels: list[float], bins: int) -> float:
@@ -119,7 +112,7 @@ def plain_ece(predicted: list[float], labels: list[float], bins: int) -> float:
     return sum(gaps) / len(predicted)
 
 
-def test_the_error_is_that_of_the_engines() -> None:
+def test_the_error_is_that_of_the_engines():
     predicted = torch.rand(500, generator=torch.Generator().manual_seed(1)).double()
     predicted[:2] = torch.tensor([0.0, 1.0])
     labels = (predicted > 0.4).double()
@@ -130,12 +123,12 @@ def test_the_error_is_that_of_the_engines() -> None:
 
 
 @pytest.mark.parametrize("sts", [DEEPSPEC, SGLANG], ids=["deepspec", "sglang"])
-def test_known_temperatures_are_found(sts: Sts) -> None:
+def test_known_temperatures_are_found(sts):
     for found, true in zip(sts(logged(20000)), TEMPERATURES, strict=True):
         assert found == pytest.approx(true, rel=0.25)
 
 
-def test_each_temperature_is_the_first_of_lowest_error_given_those_before() -> None:
+def test_each_temperature_is_the_first_of_lowest_error_given_those_before():
     rows = logged(300)
     survival = torch.ones(300).double()
     for position, found in enumerate(SGLANG(rows)):
@@ -149,12 +142,13 @@ def test_each_temperature_is_the_first_of_lowest_error_given_those_before() -> N
         survival = survival * torch.sigmoid(rows.logits[:, position] / found)
 
 
-def test_grids() -> None:
+def test_grids_and_a_position_that_nothing_came_to():
     assert len(DEEPSPEC.grid()) == 257 and 1.0 in DEEPSPEC.grid()
     assert torch.equal(SGLANG.grid(), torch.logspace(-1, 1, steps=41).double())
+    assert SGLANG(replace(logged(100), length=torch.full((100,), 2)))[2] == 1.0
 
 
-def test_only_what_counts_is_fitted_on() -> None:
+def test_only_what_counts_is_fitted_on():
     whole = logged(400)
     noise = torch.where(torch.arange(400)[:, None] % 2 == 0, whole.logits, -whole.logits * 9)
     half = torch.where(torch.arange(400) % 2 == 0, 3, 1)
@@ -171,10 +165,6 @@ def test_only_what_counts_is_fitted_on() -> None:
     assert found[1] == SGLANG.grid()[errors.index(min(errors))]
 
 
-def test_a_position_that_nothing_came_to_stays_as_it_is() -> None:
-    assert SGLANG(replace(logged(100), length=torch.full((100,), 2)))[2] == 1.0
-
-
 def made(logits: Tensor, labels: Tensor, group: Tensor, length: int = 3) -> Confidences:
     return table("x", "toy", logits, labels, torch.full((len(logits),), length), group)
 
@@ -183,7 +173,7 @@ def coins(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_temperatures_of_every_position() -> None:
+def test_temperatures_of_every_position():
     maps = fit_maps(logged(), fit_temperature, None, False)
     temperatures = maps.temperatures() or []
     assert temperatures == pytest.approx(TEMPERATURES, rel=0.2)
@@ -194,7 +184,7 @@ def test_temperatures_of_every_position() -> None:
 
 
 @pytest.mark.parametrize("fit", [fit_platt, fit_isotonic])
-def test_freer_maps_have_no_temperatures(fit: Any) -> None:
+def test_freer_maps_have_no_temperatures(fit):
     rows = logged(8000)
     shifted = made(rows.logits + 2, rows.labels, rows.group)
     maps = fit_maps(shifted, fit, None, False)
@@ -205,27 +195,23 @@ def test_freer_maps_have_no_temperatures(fit: Any) -> None:
 
 
 @pytest.mark.parametrize("fit", [fit_temperature, fit_platt, fit_isotonic])
-def test_expected_labels_fit_as_so_many_realised_ones(fit: Any) -> None:
+def test_expected_labels_fit_as_so_many_realised_ones(fit):
     base, times = logged(3000), 8
     true = torch.sigmoid(base.logits / torch.tensor(TEMPERATURES))
     labels = (coins((3000, times, 3), 3) < true[:, None]).double().cumprod(2)
     many, group = base.logits.repeat_interleave(times, 0), base.group.repeat_interleave(times)
     realised = made(many, labels.view(-1, 3), group)
     expected = made(base.logits, labels.mean(1), base.group)
-    ours, theirs = (
-        fit_maps(rows, fit, None, False).surviving(base.logits) for rows in (realised, expected)
-    )
+    maps = [fit_maps(rows, fit, None, False) for rows in (realised, expected)]
+    ours, theirs = (each.surviving(base.logits) for each in maps)
     assert torch.allclose(ours, theirs, atol=5e-3)
 
 
-def test_only_proposals_that_came_so_far_are_learned_from() -> None:
+def test_only_what_came_so_far_is_learned_from_and_the_loss_is_of_the_accepted_length():
     rows = logged(500)
     logits, targets, group = reached(rows, 1)
     assert len(logits) == len(group) == int(rows.labels[:, 0].sum())
     assert torch.equal(targets.sum(1), torch.ones(len(targets)).double())
-
-
-def test_the_loss_of_the_accepted_length() -> None:
     z = torch.tensor([[0.3, -0.2, 1.0]]).double()
     c = torch.sigmoid(z)[0].tolist()
     likely = [1 - c[0], c[0] * (1 - c[1]), c[0] * c[1] * (1 - c[2]), c[0] * c[1] * c[2]]
@@ -235,7 +221,7 @@ def test_the_loss_of_the_accepted_length() -> None:
         assert loss.item() == pytest.approx(-math.log(p))
 
 
-def test_scores_by_domain_and_position() -> None:
+def test_scores_by_domain_and_position():
     rows = joined([logged(640, domain="a"), logged(640, 1, "b")], "x")
     held_out = of_temperatures(list(TEMPERATURES)).surviving(rows.logits)
     scores = scored(rows, {"as logged": as_logged(rows), "true": held_out})
@@ -251,7 +237,7 @@ def test_scores_by_domain_and_position() -> None:
     assert first["stages"]["true"]["sglang"][0] < first["stages"]["as logged"]["sglang"][0]
 
 
-def test_survival_is_fitted_where_it_helps() -> None:
+def test_survival_is_fitted_where_it_helps():
     """One coin for the whole of a draft: the product of its tokens' probabilities is too low."""
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(4000, 1, generator=generator).double()
@@ -261,7 +247,7 @@ def test_survival_is_fitted_where_it_helps() -> None:
     assert fit_maps(rows, None, None, False).survival.is_product
 
 
-def test_errors_of_perfect_predictions_are_small() -> None:
+def test_errors_of_perfect_predictions_are_small():
     p, group = coins((20000,), 2).double(), torch.arange(20000) // 64
     labels = (coins((20000,), 1) < p).double()
     result = errors(p, labels, group)
@@ -271,7 +257,7 @@ def test_errors_of_perfect_predictions_are_small() -> None:
     assert errors(p[:500], labels[:500], group[:500])["perfect"][0] > 3 * mean
 
 
-def test_a_position_without_proposals_is_named() -> None:
+def test_a_position_without_proposals_is_named():
     rows = logged(200)
     short = made(rows.logits, rows.labels, rows.group, length=2)
     maps = fit_maps(short, fit_temperature, None, False)

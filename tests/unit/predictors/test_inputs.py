@@ -22,9 +22,11 @@ from predictors.hrad import ClassMLP
 from predictors.inputs import Inputs, matrix, recorded, refuse_unreadable
 from predictors.specdecpp import AcceptanceHead
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 HIDDEN = torch.arange(4 * 2 * 3, dtype=torch.float32).view(4, 2, 3)  # [n_layers + 1, n, H]
 LAYERS = RecordedLayers([-1], [-3, -2, -1])
+H = 6
 
 
 def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
@@ -42,7 +44,7 @@ def rounds(count: int = 5, gamma: int = 4) -> dict[str, torch.Tensor]:
     }
 
 
-def test_values_have_the_precision_of_the_harvested_files() -> None:
+def test_values_have_the_precision_of_the_harvested_files():
     facts = {"draft_hidden": torch.randn(5, 7), "embedding": torch.randn(5, 2)}
     rows = matrix(Inputs([-1], token=True), facts)
     wanted = torch.cat([facts["draft_hidden"], facts["embedding"]], dim=1)
@@ -50,7 +52,7 @@ def test_values_have_the_precision_of_the_harvested_files() -> None:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
+def test_columns_are_in_the_order_of_the_catalogue(name):
     records, one = rounds(), {name: (-1,) if name in LAYERS_OF else True}
     everything = Inputs([-1], [-1], True, True, True, True, [-1], True)
     alone = recorded(Inputs(**one), LAYERS, records, "token")
@@ -61,9 +63,7 @@ def test_columns_are_in_the_order_of_the_catalogue(name: str) -> None:
     assert torch.equal(both[..., start : start + alone.shape[-1]], alone.float())
 
 
-def test_facts_are_where_they_belong() -> None:
-    """Those of a round are the same for all of its tokens, the state before is that of the token
-    before, and numbers that are stored in float32 keep it."""
+def test_facts_are_where_they_belong():
     records = rounds()
     rows = recorded(Inputs([-1], q_stats=True), LAYERS, records, "token")
     assert rows.dtype == torch.float32
@@ -77,7 +77,7 @@ def test_facts_are_where_they_belong() -> None:
     assert torch.equal(rows[:, 1:], records["draft_hidden"][:, :-1])
 
 
-def test_before_a_round_the_token_is_the_last_committed_one() -> None:
+def test_before_a_round_the_token_is_the_last_committed_one():
     records, reads = rounds(), Inputs((), [-3, -1], token=True)
     assert reads.columns("round") == ("target_hidden", "committed_embedding")
     assert reads.columns("token") == ("target_hidden", "embedding", "depth")
@@ -86,7 +86,7 @@ def test_before_a_round_the_token_is_the_last_committed_one() -> None:
     assert torch.equal(rows, torch.cat([hidden, records["committed_embedding"]], 1))
 
 
-def test_round_trip_and_null_for_all_that_were_recorded() -> None:
+def test_round_trip_and_null_for_all_that_were_recorded():
     reads = Inputs([-2, -1], None, q_stats=True)
     assert Inputs.from_dict(reads.to_dict()) == reads
     assert Inputs.from_dict({"draft_hidden": [-1]}) == Inputs([-1])
@@ -95,7 +95,7 @@ def test_round_trip_and_null_for_all_that_were_recorded() -> None:
 
 
 @pytest.mark.parametrize("layers", [[-3, -1], [-2], [-3, -2, -1]])
-def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers: list[int]) -> None:
+def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers):
     hidden = torch.randn(4, 2, 3)
     rows = narrowed(side_by_side(hidden[-3:]), [-3, -2, -1], layers)
     assert torch.equal(rows, side_by_side(hidden[layers]))
@@ -104,19 +104,14 @@ def test_recorded_columns_of_some_layers_are_what_decoding_reads(layers: list[in
 
 
 @pytest.mark.parametrize("wanted", [[-4], [-1, -2], [-5, -1]])
-def test_what_was_not_recorded_is_refused(wanted: list[int]) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^predictor\.layers: expected some of the recorded layers \[-3, -2, -1\], in their"
-        r" order, got .* inputs\.target_layers=",
-    ):
-        Inputs((), wanted).among(LAYERS)
+def test_what_was_not_recorded_is_refused(wanted):
+    says = r"the recorded layers \[-3, -2, -1\], in their order, got .* inputs\.target_layers="
+    refuses(rf"^predictor\.layers: expected some of {says}", Inputs((), wanted).among, LAYERS)
 
 
-def test_layers_that_are_none_or_differ_are_refused() -> None:
+def test_layers_that_are_none_or_differ_are_refused():
     for layers in (3, "-1", "", [0], [True], [-1.0]):
-        with pytest.raises(UserError, match=r"^predictor\.layers: expected negative layers"):
-            checked_layers(layers)
+        refuses(r"^predictor\.layers: expected negative layers", checked_layers, layers)
     with pytest.raises(UserError, match=r"^inputs\.draft_before: expected the layers of"):
         Inputs(draft_hidden=[-1], draft_before=[-2])
 
@@ -131,12 +126,12 @@ def test_layers_that_are_none_or_differ_are_refused() -> None:
         (Inputs(history=True), "token", "mixed", "mixed records hold, got history"),
     ],
 )
-def test_what_is_not_there_is_refused(reads: Inputs, when: str, kind: str, words: str) -> None:
+def test_what_is_not_there_is_refused(reads, when, kind, words):
     with pytest.raises(UserError, match=f"^predictor: .*{words}"):
         refuse_unreadable(reads, when, kind, "new")  # type: ignore[arg-type]
 
 
-def test_numbers_of_a_path_and_of_a_drawn_token() -> None:
+def test_numbers_of_a_path_and_of_a_drawn_token():
     rows = path_rows(torch.tensor([0.5, 0.8, 0.1]))
     torch.testing.assert_close(rows[:, 0].exp(), torch.tensor([0.5, 0.4, 0.04]))
     torch.testing.assert_close(rows[:, 1:], torch.tensor([[0.5, 1], [0.5, 0.5], [0.1, 0.8]]))
@@ -147,7 +142,7 @@ def test_numbers_of_a_path_and_of_a_drawn_token() -> None:
     torch.testing.assert_close(torch.stack(list(numbers.values())), torch.tensor(expected))
 
 
-def test_numbers_of_one_token_are_those_of_many() -> None:
+def test_numbers_of_one_token_are_those_of_many():
     generator = torch.Generator().manual_seed(0)
     for vocab in (2, 3, 1000):
         logits = torch.randn(40, vocab, generator=generator) * 4
@@ -162,7 +157,7 @@ def test_numbers_of_one_token_are_those_of_many() -> None:
         torch.testing.assert_close(torch.tensor(found), path_rows(path), rtol=1e-6, atol=1e-6)
 
 
-def test_history_looks_back_on_the_last_verdicts() -> None:
+def test_history_looks_back_on_the_last_verdicts():
     assert history_row([]).tolist() == [0.5, 0.5, 0.0]
     assert history_row([True]).tolist() == [0.75, 0.75, 1 / 16]
     row = history_row([True] * 14 + [False] * 6)
@@ -183,11 +178,11 @@ def test_history_looks_back_on_the_last_verdicts() -> None:
         (Inputs([-1, -2], token=True), set(range(3, 13))),
     ],
 )
-def test_how_many_columns_inputs_can_make(inputs: Inputs, dims: set[int]) -> None:
+def test_how_many_columns_inputs_can_make(inputs, dims):
     assert {dim for dim in range(13) if inputs.fit(dim)} == dims
 
 
-def test_entropy_of_a_draft_over_part_of_the_vocabulary() -> None:
+def test_entropy_of_a_draft_over_part_of_the_vocabulary():
     """Zeros give nothing, in the time of other numbers: `TINY` has a logarithm that is quick."""
     probs = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
     torch.testing.assert_close(entropy(probs), torch.tensor(1.0397208))
@@ -195,11 +190,8 @@ def test_entropy_of_a_draft_over_part_of_the_vocabulary() -> None:
     assert TINY >= torch.finfo(torch.float32).smallest_normal
 
 
-H = 6
-
-
 @pytest.mark.parametrize(("depth", "tied"), [(0, False), (2, False), (2, True)])
-def test_acceptance_head_by_hand(depth: int, tied: bool) -> None:
+def test_acceptance_head_by_hand(depth, tied):
     """Tied blocks repeat one block; depth 0 is logistic regression."""
     head, x = AcceptanceHead(H, depth, tied), torch.randn(3, H)
     expected, blocks = x, list(head.blocks) * (2 if tied else 1)
@@ -209,7 +201,7 @@ def test_acceptance_head_by_hand(depth: int, tied: bool) -> None:
     assert torch.allclose(head(x), expected @ head.out.weight.T + head.out.bias, atol=1e-6)
 
 
-def test_class_mlp_shape_and_dropout() -> None:
+def test_class_mlp_shape_and_dropout():
     layers = ClassMLP(H, dropout=0.4).layers
     shapes = [tuple(layer.weight.shape) for layer in layers if hasattr(layer, "weight")]
     assert shapes == [(256, H), (64, 256), (3, 64)]

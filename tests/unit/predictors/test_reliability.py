@@ -8,9 +8,7 @@ from predictors.metrics import brier
 from predictors.reliability import BINS, change, mass_bins, mean, reliability, stages, two_columns
 
 
-def drawn(
-    prompts: int, rows: int, shift: float = 0.0, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(prompts: int, rows: int, shift: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
     """Predictions [n, 2] off by `shift` in log-odds, outcomes, prompts; easy and hard prompts."""
     generator, shape = torch.Generator().manual_seed(seed), (prompts, rows)
     odds = torch.randn(prompts, 1, generator=generator) + torch.randn(shape, generator=generator)
@@ -20,17 +18,18 @@ def drawn(
     return two_columns(predicted), two_columns(outcome), group
 
 
-def test_bins_hold_equal_mass_and_ties_stay_together() -> None:
+def test_bins_hold_equal_mass_and_miscalibration_is_found():
     f = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
     counts = torch.bincount(mass_bins(f), minlength=BINS).tolist()
     assert counts == pytest.approx([100] * BINS, abs=1)
     cells = mass_bins(torch.tensor([0.1] * 50 + [0.7] * 50).double())
     assert len(cells[:50].unique()) == len(cells[50:].unique()) == 1 and cells[0] < cells[50]
     assert mass_bins(torch.full((5,), 0.3).double()).unique().numel() == 1
+    wrong, right = (reliability(*drawn(200, 30, shift)) for shift in (1.0, 0.0))
+    assert wrong["ece"][1] > 0.1 and right["ece"][1] < 0.005 < right["ece"][2] < 0.04
 
 
-def test_numbers_by_hand() -> None:
-    """Three classes are read at the top label."""
+def test_numbers_by_hand():
     probs = two_columns(torch.tensor([0.2, 0.2, 0.8, 0.8]).double())
     targets = two_columns(torch.tensor([0.0, 1.0, 1.0, 1.0]).double())
     result = reliability(probs, targets, torch.tensor([0, 1, 2, 3]))
@@ -44,12 +43,7 @@ def test_numbers_by_hand() -> None:
     assert result["ece"][0] == pytest.approx((0.4 + 0.7) / 2)
 
 
-def test_miscalibration_is_found_and_the_calibrated_is_not_accused() -> None:
-    wrong, right = (reliability(*drawn(200, 30, shift)) for shift in (1.0, 0.0))
-    assert wrong["ece"][1] > 0.1 and right["ece"][1] < 0.005 < right["ece"][2] < 0.04
-
-
-def test_resamples_draw_whole_prompts() -> None:
+def test_resamples_draw_whole_prompts():
     """200 prompts of 30 equal rows carry no more than 200 rows do."""
     value = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
     alone, group = mean(value, torch.arange(200)), torch.arange(200).repeat_interleave(30)
@@ -61,14 +55,13 @@ def test_resamples_draw_whole_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_cover() -> None:
-    """The mean squared error of a known predictor lies in most of 60 intervals."""
+def test_intervals_cover():
     truth = reliability(*drawn(20000, 10, seed=99))["brier"][0]
     estimates = [reliability(*drawn(40, 10, seed=seed))["brier"] for seed in range(60)]
     assert 51 <= sum(low <= truth <= high for _, low, high in estimates) <= 60
 
 
-def test_seed_order_of_rows_and_names_of_prompts() -> None:
+def test_seed_order_of_rows_and_names_of_prompts():
     probs, targets, group = drawn(12, 9)
     result = reliability(probs, targets, group)
     assert result == reliability(probs, targets, group) != reliability(probs, targets, group, 1)
@@ -80,8 +73,7 @@ def test_seed_order_of_rows_and_names_of_prompts() -> None:
     assert value >= 0 and math.isnan(low) and math.isnan(high), "one prompt has no interval"
 
 
-def test_changes_are_paired() -> None:
-    """Two predictors on the same rows: their difference is far better known than either score."""
+def test_changes_are_paired():
     good, targets, group = drawn(100, 20)
     bad = drawn(100, 20, shift=0.5)[0]
     difference = change(bad, good, targets, group)

@@ -33,7 +33,7 @@ def loss(survival: Tensor, rows: Prefixes) -> float:
 
 
 @pytest.mark.parametrize("hard", [False, True])
-def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
+def test_dependent_tokens_are_seen_in_the_product(hard):
     rows = rollouts(2.0, hard=hard)
     found = fit_survival(rows)
     assert not found.is_product and not found.note
@@ -50,32 +50,26 @@ def test_dependent_tokens_are_seen_in_the_product(hard: bool) -> None:
     assert found.nll_after == pytest.approx(loss(calibrated, rows))
 
 
-def test_a_product_that_is_right_is_kept() -> None:
+def test_a_product_that_is_right_is_kept_and_it_rises_with_it_at_every_depth():
     rows = rollouts(0.0)
     found = fit_survival(rows)
     assert found.is_product or torch.allclose(found.of_prefixes(rows), rows.product, atol=0.02)
-
-
-def test_it_rises_with_the_product_at_every_depth() -> None:
     found = fit_survival(rollouts(2.0))
     product = torch.linspace(1e-5, 1 - 1e-5, 500, dtype=torch.float64)
     assert found.of_products(product[:, None].expand(-1, 20)).diff(dim=0).min() > 0
 
 
-@pytest.mark.parametrize(
-    "survival", [Survival(depth=2.0), Survival(0.5, 0.1, 0.01), Survival(depth=-0.1)]
-)
-def test_a_longer_prefix_is_never_more_likely(survival: Survival) -> None:
+@pytest.mark.parametrize("weights", [(1.0, 0.0, 2.0), (0.5, 0.1, 0.01), (1.0, 0.0, -0.1)])
+def test_a_longer_prefix_is_never_more_likely(weights):
     """A positive weight of the depth lifts long prefixes, and products below `CLIP` count as
     `CLIP`."""
-    f = torch.tensor([[0.9, 0.99, 0.99, 0.99], [1e-7, 0.5, 0.5, 1.0]])
+    survival, f = Survival(*weights), torch.tensor([[0.9, *[0.99] * 3], [1e-7, 0.5, 0.5, 1.0]])
     assert survival(f).diff(dim=-1).max() <= 0
     rows = prefixes(f, f, torch.tensor([3, 4]), torch.tensor([0, 1]))
     assert torch.equal(survival.of_prefixes(rows), torch.cat([survival(f[0, :3]), survival(f[1])]))
 
 
-def test_one_way_of_reading_it() -> None:
-    """A draft as it grows, a batch of drafts and loose products give the same numbers."""
+def test_one_way_of_reading_it():
     f = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
     for survival in (Survival(), Survival(0.8, 0.2, -0.3)):
         batch = survival(f)
@@ -89,23 +83,20 @@ def test_one_way_of_reading_it() -> None:
     assert torch.isfinite(Survival(2.0, 0.1)(torch.tensor([1.0, 0.0]))).all()
 
 
-def test_prefixes_end_where_the_draft_does_and_are_labelled_with_the_joint_probability() -> None:
+def test_prefixes_end_where_the_draft_does_and_deep_ones_are_reported_together():
     f = torch.tensor([[0.5, 0.4, 0.9], [0.2, 0.5, 1.0]])
     accept = torch.tensor([[1.0, 0.5, 0.5], [0.5, 0.0, 1.0]])
     rows = prefixes(f, accept, torch.tensor([3, 2]), torch.tensor([7, 9]))
     assert rows.k.tolist() == [1, 2, 3, 1, 2] and rows.group.tolist() == [7, 7, 7, 9, 9]
     assert rows.product.tolist() == pytest.approx([0.5, 0.2, 0.18, 0.2, 0.1])
     assert rows.accepted.tolist() == [1.0, 0.5, 0.25, 0.5, 0.0]
-
-
-def test_depths_are_reported_apart_and_the_deep_ones_together() -> None:
     k = torch.arange(1, 21).double()
     parts = {name: k[part].tolist() for name, part in by_depth(k)}
     assert list(parts) == ["all", "1", "2", "3", "4", "5-8", "9-"]
     assert parts["5-8"] == [5, 6, 7, 8] and parts["9-"] == list(range(9, 21))
 
 
-def test_one_prompt_and_nan() -> None:
+def test_one_prompt_and_nan():
     rows = rollouts(2.0, prompts=1)
     assert fit_survival(rows).is_product and "two prompts" in fit_survival(rows).note
     with pytest.raises(UserError, match=r"^calibration\.survival: .*NaN"):
@@ -113,7 +104,7 @@ def test_one_prompt_and_nan() -> None:
 
 
 @pytest.mark.parametrize("survival", [Survival(), Survival(0.8, -0.3, 0.4)])
-def test_one_prefix_is_worth_what_all_of_them_say(survival: Survival) -> None:
+def test_one_prefix_is_worth_what_all_of_them_say(survival):
     """Also where a longer one is more likely, as by what was learned since."""
     products = torch.tensor([0.999999999, 0.7, 0.2, 0.6, 1e-9, 0.0], dtype=torch.float64)
     found = [1.0]

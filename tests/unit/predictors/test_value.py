@@ -9,7 +9,8 @@ from predictors.outcomes import FALLS, OUTCOMES, Chances, survival
 from predictors.training.losses import mean_loss, weighted_cross_entropy
 from predictors.training.trainer import Trainer
 from predictors.value import Value, ValueHead, next_acceptance
-from runtime.errors import TooFewRows, UserError
+from runtime.errors import TooFewRows
+from tests.helpers.damage.refusals import refuses
 
 READS = ["q_stats", "q_path", "depth"]
 
@@ -32,8 +33,7 @@ def records(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
     return some | changed
 
 
-def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins() -> None:
-    """Siblings are those of the draft, sampled or greedy."""
+def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins():
     rows = Value(READS).samples(records())
     found = Chances.of(rows["outcomes"])
     assert rows["group"].tolist() == [4, 4, 7, 7]
@@ -49,7 +49,7 @@ def test_labels_and_weights_are_probabilities_of_the_harvest_and_not_its_coins()
     assert found.third.tolist() == pytest.approx([0.2, 0.2, 0.7, 0.7])
 
 
-def test_the_token_after_the_last_that_counts_is_not_known() -> None:
+def test_the_token_after_the_last_that_counts_is_not_known():
     accept = torch.tensor([[0.9, 0.8, 0.7]]).expand(3, 3)
     following, known = next_acceptance(accept, torch.tensor([3, 2, 3]), torch.tensor([3, 3, 1]))
     assert following[0, :2].tolist() == pytest.approx([0.8, 0.7])
@@ -58,7 +58,7 @@ def test_the_token_after_the_last_that_counts_is_not_known() -> None:
         Value(READS).samples(records(drafted=torch.tensor([1, 1])))
 
 
-def test_survival_is_the_way_there_times_the_next_step() -> None:
+def test_survival_is_the_way_there_times_the_next_step():
     chances = Chances(*torch.rand(4, 2, 5, generator=torch.Generator().manual_seed(0)).double())
     found = survival(chances.outcomes())
     first, following = chances.first, chances.following
@@ -68,7 +68,7 @@ def test_survival_is_the_way_there_times_the_next_step() -> None:
     assert survival(f).tolist() == pytest.approx([0.8, 0.4]), "of two classes: all so far"
 
 
-def test_a_weight_is_as_many_rows() -> None:
+def test_a_weight_is_as_many_rows():
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     y = torch.softmax(torch.randn(3, 5, generator=torch.Generator().manual_seed(1)), -1)
     weighted = weighted_cross_entropy(logits, y * torch.tensor([[2.0], [1.0], [0.0]]))
@@ -76,7 +76,7 @@ def test_a_weight_is_as_many_rows() -> None:
     assert float(mean_loss(*weighted)) == pytest.approx(float(mean_loss(*repeated)))
 
 
-def test_the_head_sees_orders_of_magnitude() -> None:
+def test_the_head_sees_orders_of_magnitude():
     """It takes the logs of the last columns: numbers come last in the catalogue."""
     kinds = [name in FIXED for name in CATALOGUE]
     assert kinds == sorted(kinds)
@@ -89,7 +89,7 @@ def test_the_head_sees_orders_of_magnitude() -> None:
 
 
 @pytest.mark.parametrize("states", [0, 40])
-def test_one_row_gets_what_it_gets_among_others(states: int) -> None:
+def test_one_row_gets_what_it_gets_among_others(states):
     torch.manual_seed(states)
     predictor = Value(READS, width=16)
     predictor.head = head = ValueHead(states + 8, 8, 16, 0.2).eval()
@@ -106,32 +106,28 @@ def test_one_row_gets_what_it_gets_among_others(states: int) -> None:
         head.eval()
 
 
-@pytest.mark.parametrize(
-    ("names", "dim", "width"), [(READS, 8, 64), (["draft_hidden", "q_path"], 579, 100)]
-)
-def test_size_is_what_is_checked(names: list[str], dim: int, width: int) -> None:
+@pytest.mark.parametrize("size", [(READS, 8, 64), (["draft_hidden", "q_path"], 579, 100)])
+def test_size_is_what_is_checked(size):
+    names, dim, width = size
     predictor = Value(names, width)
     size = sum(weights.numel() for weights in predictor.build(dim).parameters())
     assert size <= 100_000
     predictor.width = 1024
-    with pytest.raises(UserError) as refusal:
-        predictor.build(dim)
+    line = refuses("^predictor.width: expected a head of at most 100000", predictor.build, dim)
     real = ValueHead(dim, sum(FIXED.get(name, 0) for name in names), 1024, 0.0)
     count = sum(weights.numel() for weights in real.parameters())
-    assert str(refusal.value).startswith("predictor.width: expected a head of at most 100000")
-    assert f"got {count} for 1024 units on {dim} inputs" in str(refusal.value)
+    assert f"got {count} for 1024 units on {dim} inputs" in line
 
 
-def test_inputs_of_all_kinds_are_read_by_their_names() -> None:
+def test_inputs_of_all_kinds_are_read_by_their_names():
     reads = Value(list(CATALOGUE)).reads
     assert reads == Inputs(None, None, True, True, True, True, draft_before=None, q_path=True)
     assert reads.names == tuple(CATALOGUE)
-    with pytest.raises(UserError, match=r"^predictor.inputs: expected some of draft_hidden, "):
-        Value(["q_stats", "temper"])
+    refuses(r"^predictor.inputs: expected some of draft_hidden, ", Value, ["q_stats", "temper"])
 
 
 @pytest.mark.slow
-def test_it_learns_chances() -> None:
+def test_it_learns_chances():
     """first and following follow from one number each; the siblings' chances do not depend on
     anything."""
     generator = torch.Generator().manual_seed(0)
@@ -148,15 +144,12 @@ def test_it_learns_chances() -> None:
         assert float((gap * (chances.first if name == "following" else 1)).mean()) < 0.04, name
 
 
-def test_there_and_back():
+def test_there_and_back_and_what_cannot_happen_has_no_chance():
     chances = Chances(*torch.rand(4, 7, 3).unbind(0))
     found = Chances.of(chances.outcomes())
     torch.testing.assert_close(chances.outcomes().sum(-1), torch.ones(7, 3))
     for name in ("first", "following", "second", "third"):
         torch.testing.assert_close(getattr(found, name), getattr(chances, name))
-
-
-def test_what_cannot_happen_has_no_chance():
     sure = Chances.of(torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]))
     assert (sure.first, sure.following, sure.second, sure.third) == (1, 1, 0, 0)
     never = Chances.of(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]))

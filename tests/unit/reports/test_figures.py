@@ -12,7 +12,6 @@ from data_gen.storage.dataset import Harvest
 from decoding.batch_cost import PerRow, tabled
 from papers.dyspec.acceptance import acceptance_by_probability
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, gather
-from reports.figure import Missing
 from reports.figures.batch import FIGURES, LOGGED, OVER, scheduler
 from reports.figures.calibration import base_rate, diagrams, drift
 from reports.figures.confidence import QUANTITIES, by_verdict
@@ -23,9 +22,9 @@ from reports.harvest_data import DraftTokens, Predicted
 from runtime.intervals import METHOD
 from serving.schedule import Schedule, write_schedule
 from tests.helpers.data.harvests import write_harvest
-from tests.helpers.evaluation.evaluations import chain, drawn, interval, plain, trace
+from tests.helpers.evaluation.evaluations import chain, drawn, interval, lacks, plain, trace
 
-# Calibration --------------------------------------------------------------------------------------
+COUNTS = [[6, 2, 2], [1, 3, 1], [0, 1, 4]]
 
 
 def two(f: torch.Tensor) -> torch.Tensor:
@@ -48,7 +47,7 @@ HOME = Predicted(
 AWAY = replace(HOME, dataset="other", in_domain=False)
 
 
-def test_bins_hold_predictions_and_outcomes_before_and_after() -> None:
+def test_bins_hold_predictions_and_outcomes_before_and_after_or_the_likeliest_class():
     figure = diagrams([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split"] * 4 + ["other"] * 4
     assert figure.column("probabilities")[:4] == ["as trained"] * 2 + ["calibrated"] * 2
@@ -60,9 +59,6 @@ def test_bins_hold_predictions_and_outcomes_before_and_after() -> None:
     one_bin = replace(HOME, calibrated=two(torch.full((4,), 0.5)))
     ends = interval(diagrams([one_bin]).records[-1], "outcome")
     assert ends == pytest.approx([0.75, 0.5, 1.0]), "over prompts"
-
-
-def test_of_three_classes_it_is_the_most_likely_one() -> None:
     probs = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]])
     targets = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
     said = {"as_trained": probs, "calibrated": probs, "targets": targets}
@@ -71,7 +67,7 @@ def test_of_three_classes_it_is_the_most_likely_one() -> None:
     assert figure.column("outcome")[0] == 0.5 and "most likely" in figure.how_to_read
 
 
-def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_score() -> None:
+def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_score():
     figure = drift([HOME, AWAY])
     assert figure.column("prompts of") == ["train, test split", "other"]
     # bins of equal mass: |0.2 - 0.5| and |0.8 - 1| of half the rows each
@@ -80,12 +76,8 @@ def test_the_matrix_has_a_row_for_each_place_and_says_what_a_constant_would_scor
     assert figure.column("log loss")[0] == pytest.approx(-(log(0.8) + log(0.2) + 2 * log(0.8)) / 4)
     assert figure.column("base rate")[0] == pytest.approx(-(log(0.25) + 3 * log(0.75)) / 4)
     assert base_rate(two(torch.tensor([0.5, 0.5]))) == pytest.approx(log(2))
-
-
-def test_nothing_to_predict_on_says_what_is_needed() -> None:
     for build in (diagrams, drift):
-        with pytest.raises(Missing, match="train.py"):
-            build([])
+        lacks("train.py", build, [])
 
 
 def hrad(counts: list[list[int]] | None) -> Checkpoint:
@@ -100,20 +92,14 @@ def hrad(counts: list[list[int]] | None) -> Checkpoint:
     return Checkpoint(Path("ck/h"), config)
 
 
-COUNTS = [[6, 2, 2], [1, 3, 1], [0, 1, 4]]
-
-
-def test_confusion_is_that_of_the_decision() -> None:
+def test_confusion_is_that_of_the_decision():
     figure = confusions(hrad(COUNTS))
     assert figure.column("rows") == [6, 2, 2, 1, 3, 1, 0, 1, 4]
     assert figure.column("of the true class, %")[:3] == [60, 20, 20]
     assert "Right 65.0%" in figure.how_to_read and "right 50.0%" in figure.how_to_read
     assert figure.n == "7 prompts, 20 rounds of 3 draft tokens"
-    with pytest.raises(Missing, match="predictor=hrad"):
-        confusions(hrad(None))
+    lacks("predictor=hrad", confusions, hrad(None))
 
-
-# Draft tokens -------------------------------------------------------------------------------------
 
 TOKENS = DraftTokens(
     pair="toy",
@@ -129,7 +115,7 @@ TOKENS = DraftTokens(
 )
 
 
-def test_accepted_and_rejected_tokens_are_apart() -> None:
+def test_accepted_and_rejected_tokens_are_apart_of_every_dataset_and_temperature():
     q, highest, entropy = (by_verdict([TOKENS], quantity) for quantity in QUANTITIES)
     assert q.column("verdict") == ["accepted", "rejected"]
     assert q.column("tokens") == [3, 1] and q.column("prompts") == [2, 1]
@@ -141,9 +127,6 @@ def test_accepted_and_rejected_tokens_are_apart() -> None:
     assert entropy.column("mean entropy (nats)") == pytest.approx([1.0, 3.0])
     assert entropy.column("95 %") == pytest.approx([1.9, 3.0])
     assert q.kind == "measured" and "bootstrap" in q.interval
-
-
-def test_every_dataset_and_temperature_has_its_rows() -> None:
     other = replace(TOKENS, temperature=0.0, dataset="gsm8k")
     figure = by_verdict([TOKENS, other], QUANTITIES[0])
     assert figure.column("temperatures") == ["T = 1"] * 2 + ["T = 0, draft 1"] * 2
@@ -151,7 +134,7 @@ def test_every_dataset_and_temperature_has_its_rows() -> None:
     assert figure.n == "toy, 4 prompts, 8 draft tokens"
 
 
-def test_acceptance_is_averaged_within_bins_of_q() -> None:
+def test_acceptance_is_averaged_within_bins_of_q():
     figure = acceptance_by_probability([TOKENS])
     assert figure.column("q from") == [0.0, 0.1, 0.9] and figure.column("q to") == [0.1, 0.2, 1.0]
     assert figure.column("acceptance") == pytest.approx([0.2, 0.4, 0.9])
@@ -163,9 +146,6 @@ def test_acceptance_is_averaged_within_bins_of_q() -> None:
     assert figure.column("acceptance") == pytest.approx([0.15, 0.3, 0.675])
     value, low, high = interval(figure.records[0], "acceptance")
     assert low < value < high
-
-
-# Evaluations, tunings, schedules ------------------------------------------------------------------
 
 
 def evaluation(name: str = "one") -> Evaluation:
@@ -181,7 +161,7 @@ def evaluation(name: str = "one") -> Evaluation:
 
 
 @pytest.mark.parametrize("build", [speedups, time_shares])
-def test_every_method_of_every_evaluation_has_a_row(build: Any) -> None:
+def test_every_method_of_every_evaluation_has_a_row(build):
     figure = build([evaluation(), evaluation("two")])
     assert figure.kind == "measured" and "evaluations: 2" in figure.n
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
@@ -193,8 +173,7 @@ def test_every_method_of_every_evaluation_has_a_row(build: Any) -> None:
         shares = map(pytest.approx, (20, 40, 5, 5, 10, 20))
         assert figure.rows[1] == ["one", "hrad", 6, *shares] and figure.draw is None
         assert all("% of decode time" in name for name in figure.columns[3:])
-    with pytest.raises(Missing, match="python scripts/evaluate.py"):
-        build([])
+    lacks("python scripts/evaluate.py", build, [])
 
 
 CHOICE = {
@@ -218,9 +197,7 @@ TUNING: dict[str, Any] = {
 }
 
 
-def test_the_frontier_has_the_oracle_of_a_greedy_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_frontier_has_the_oracle_of_a_greedy_target(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     figure = frontier(TUNING, [Harvest.open(write_harvest(Path("data/rounds")))])
     assert figure.column("rule") == ["fixed", "fixed", "confidence", "oracle"]
@@ -233,7 +210,7 @@ def test_the_frontier_has_the_oracle_of_a_greedy_target(
     assert sampled.n == "test split of rounds"
 
 
-def test_tuned_thresholds_keep_their_intervals() -> None:
+def test_tuned_thresholds_keep_their_intervals():
     figure = tuned(TUNING)
     assert figure.rows[0][:7] == ["measure", "fixed", 2, 1.2, 1.1, 1.3, 25.0]
     assert figure.column("oracle, modelled") == [1.5] and figure.kind == "modelled"
@@ -255,14 +232,14 @@ SCHEDULE: dict[str, Any] = {
 }
 
 
-def test_every_way_of_scheduling_is_a_row_with_its_intervals() -> None:
+def test_every_way_of_scheduling_is_a_row_with_its_intervals():
     figure = scheduler(SCHEDULE)
     assert figure.kind == "modelled" and len(figure.rows) == 2 * len(WAYS)
     assert figure.column(OVER) == [0.25, 0.25, 1, 1] * 2
     assert figure.column(f"{LOGGED} low")[0] == 0.5 - 0.125
 
 
-def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path: Path) -> None:
+def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path):
     costs = tabled(PerRow(1.0, 0.1, 0.1, 0.0), [1, 4], 2)
     schedule = Schedule.at({1: 2, 4: 1}, costs)
     write_schedule(tmp_path / "a.json", schedule, "tune", SCHEDULE["details"])
@@ -272,11 +249,10 @@ def test_a_schedule_is_found_and_one_without_a_simulation_draws_nothing(tmp_path
     (build,) = FIGURES[0].builders(found)
     assert build().column("judged on") == ["a"] * 4 + ["b"] * 4
     (build,) = FIGURES[0].builders(Artifacts())
-    with pytest.raises(Missing, match="needs a schedule"):
-        build()
+    lacks("needs a schedule", build)
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
+def test_pictures_are_drawn(tmp_path):
     figures = [
         *(diagrams([HOME, AWAY]), drift([HOME, AWAY, replace(AWAY, checkpoint="head 2")])),
         *(by_verdict([TOKENS], quantity) for quantity in QUANTITIES),

@@ -22,6 +22,9 @@ from tests.unit.papers.test_exact import COST
 from tests.unit.reports.test_figures import SCHEDULE, TUNING
 from tests.unit.reports.test_report import LISTED, WITHOUT_INPUT
 
+ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
+TWO_TESTED = {**ONE_EACH, "test": 2}
+
 
 def cold(harvest: Harvest) -> Harvest:
     """Of the same prompts with a greedy target."""
@@ -43,7 +46,7 @@ def away(tmp_path_factory: pytest.TempPathFactory) -> Harvest:
     return described_as(write_harvest(tmp_path_factory.mktemp("away"), names="other-", shared=2))
 
 
-def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
+def test_draft_tokens_are_those_with_a_verdict(home):
     (tokens,) = draft_tokens([home])
     records = home.rounds("all")
     kept, accepted = [], []
@@ -57,28 +60,26 @@ def test_draft_tokens_are_those_with_a_verdict(home: Harvest) -> None:
     assert len(tokens.group.unique()) == sum(PROMPTS.values())
 
 
-def test_a_greedy_draft_is_read_at_temperature_1(home: Harvest) -> None:
+def test_a_greedy_draft_is_read_at_temperature_1(home):
     greedy = described_as(home.folder, draft_warp={**WARP, "temperature": 0.0})
     (tokens,) = draft_tokens([greedy])
     assert tokens.q.tolist() == tokens.max_q.tolist() and tokens.distributions == "T = 1, draft 0"
 
 
-def test_harvests_of_one_dataset_are_one_row(home: Harvest, away: Harvest) -> None:
+def test_harvests_of_one_dataset_are_one_row(home, away):
     (alone,), (both,) = draft_tokens([home]), draft_tokens([home, away])
     assert len(both.q) == 2 * len(alone.q) and len(both.group.unique()) == 2 * sum(PROMPTS.values())
     apart = [tokens.distributions for tokens in draft_tokens([home, cold(away)])]
     assert apart == ["T = 1", "T = 0, draft 1"]
 
 
-def test_rounds_are_kept_by_temperature(home: Harvest, away: Harvest) -> None:
+def test_rounds_are_kept_by_temperature(home, away):
     found = rounds([home, cold(away), home])
     assert {temperature: len(parts) for temperature, parts in found.items()} == {1.0: 2, 0.0: 1}
     assert (found[1.0][0].accepted <= found[1.0][0].most).all()
 
 
-def test_predictions_are_of_prompts_that_were_not_trained_on(
-    tmp_path: Path, home: Harvest, away: Harvest
-) -> None:
+def test_predictions_are_of_prompts_that_were_not_trained_on(tmp_path, home, away):
     found = predictions(checkpoint(tmp_path / "h", home.folder), away, home)
     domains = [(one.dataset, one.in_domain) for one in found]
     assert domains == [(home.name, True), (away.name, False)]
@@ -88,7 +89,7 @@ def test_predictions_are_of_prompts_that_were_not_trained_on(
 
 
 @pytest.mark.parametrize("name", ["hrad", "specdecpp"])
-def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: str) -> None:
+def test_they_are_those_of_the_checkpoint(tmp_path, home, name):
     ours = checkpoint(tmp_path / "h", home.folder, name)
     (one,) = predictions(ours, home)
     predictor = load_predictor(ours.folder)
@@ -98,18 +99,12 @@ def test_they_are_those_of_the_checkpoint(tmp_path: Path, home: Harvest, name: s
     assert torch.equal(one.targets, predictor.targets(samples))
 
 
-def test_harvests_that_do_not_fit_are_left_out(
-    tmp_path: Path, home: Harvest, away: Harvest
-) -> None:
-    """Where the training prompts are not known nothing is said; other distributions and prompts
-    that are all known are passed over."""
+def test_harvests_that_do_not_fit_are_left_out(tmp_path, home, away):
     ours = checkpoint(tmp_path / "h", home.folder)
     assert predictions(ours, away) == [] and aged(ours, [away], "positions") == []
     same = described_as(write_harvest(tmp_path / "same", rows=20))
     assert [one.dataset for one in predictions(ours, home, cold(away), same)] == [home.name]
 
-
-# Which figures there are -------------------------------------------------------------------------
 
 ACCEPTANCE, SIBLINGS = "Acceptance against draft probability", "What siblings are worth"
 LATENCY, HIDDEN = "Time per token by draft length", "What H-RAD makes of what it reads"
@@ -145,28 +140,22 @@ def built(artifacts: Artifacts) -> tuple[dict[str, list[Figure]], dict[str, str]
     return figures, lacking
 
 
-def test_everything_is_there_or_says_what_it_needs(tmp_path: Path, home: Harvest) -> None:
+def test_everything_is_there_or_says_what_it_needs(tmp_path, home):
     confusion = {"specdecpp": {}, "hrad": {"confusion": [[6, 2, 2], [1, 3, 1], [0, 1, 4]]}}
     heads = [checkpoint(tmp_path / name, home.folder, name) for name in ("hrad", "specdecpp")]
     data = {**heads[0].config["provenance"]["data"], "splits": {"test": {"prompts": 4, "rows": 20}}}
     more = {"provenance": {"data": data}, "metrics": {"test": confusion, **SCORED}}
     known = [Checkpoint(one.folder, {**one.config, **more}) for one in heads]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
-    figures, lacking = built(
-        Artifacts(
-            harvests=[home],
-            checkpoints=known,
-            costs=[cost],
-            thresholds=[TUNING],
-            schedules=[SCHEDULE, {**SCHEDULE, "details": {"scheduler": {}}}],
-        )
-    )
+    schedules = [SCHEDULE, {**SCHEDULE, "details": {"scheduler": {}}}]
+    rest = {"costs": [cost], "thresholds": [TUNING], "schedules": schedules}
+    figures, lacking = built(Artifacts(harvests=[home], checkpoints=known, **rest))
     counts = {title: len(found) for title, found in figures.items()}
     assert counts == dict.fromkeys(DRAWN, 1) | dict.fromkeys(OF_A_CHECKPOINT, 2)
     assert {"Energy per token", "SpecDec++ heads by depth and weight"} <= lacking.keys()
 
 
-def test_pairs_are_kept_apart(tmp_path: Path, home: Harvest) -> None:
+def test_pairs_are_kept_apart(tmp_path, home):
     other = described_as(write_harvest(tmp_path / "other"), pair={**PAIR, "name": "renamed"})
     third = described_as(other.folder, pair={**PAIR, "draft": "dd"})
     figures, _ = built(Artifacts(harvests=[home, other, third]))
@@ -174,7 +163,7 @@ def test_pairs_are_kept_apart(tmp_path: Path, home: Harvest) -> None:
     assert [figure.n.split(",")[1] for figure in found] == [" 40 prompts", " 20 prompts"]
 
 
-def test_of_a_sweep_one_head_is_shown(tmp_path: Path, home: Harvest) -> None:
+def test_of_a_sweep_one_head_is_shown(tmp_path, home):
     first, second = (checkpoint(tmp_path / name, home.folder, "specdecpp") for name in ("a", "b"))
     third = checkpoint(tmp_path / "c", home.folder, "hrad")
     assert one_of_each([first, second, third]) == [first, third]
@@ -183,10 +172,6 @@ def test_of_a_sweep_one_head_is_shown(tmp_path: Path, home: Harvest) -> None:
 def unscored(folder: Path, home: Harvest, name: str) -> Checkpoint:
     made = checkpoint(folder, home.folder, name)
     return Checkpoint(folder, {**made.config, "metrics": {"test": {name: {}}}})
-
-
-ONE_EACH = {"train": 1, "calibration": 1, "test": 1}
-TWO_TESTED = {**ONE_EACH, "test": 2}
 
 
 @pytest.mark.parametrize(
@@ -206,21 +191,15 @@ TWO_TESTED = {**ONE_EACH, "test": 2}
 )
 @pytest.mark.slow
 def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
-    rows: int,
-    prompts: dict[str, int],
-    changes: dict[str, int],
-    lacks: set[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    rows, prompts, changes, lacks, tmp_path, monkeypatch
+):
     rounds_hold(monkeypatch, **changes)
     monkeypatch.setattr(harvests, "PROMPTS", prompts)
     home = described_as(write_harvest(tmp_path / "tiny", rows=rows))
     heads = [unscored(tmp_path / name, home, name) for name in ("hrad", "specdecpp")]
     cost: dict[str, Any] = {**COST, "pair": PAIR}
-    figures, lacking = built(
-        Artifacts(harvests=[home], checkpoints=heads, costs=[cost], thresholds=[TUNING])
-    )
+    known = {"costs": [cost], "thresholds": [TUNING]}
+    figures, lacking = built(Artifacts(harvests=[home], checkpoints=heads, **known))
     assert not lacks & figures.keys()
     for title in lacks:
         assert str(home.folder) in lacking[title] and "gen_data.py" in lacking[title]
@@ -229,7 +208,7 @@ def test_a_harvest_too_small_for_a_figure_is_named_and_the_others_are_drawn(
 
 
 @pytest.mark.slow
-def test_a_harvest_too_small_does_not_hide_another(tmp_path: Path, home: Harvest) -> None:
+def test_a_harvest_too_small_does_not_hide_another(tmp_path, home):
     small = described_as(write_harvest(tmp_path / "small", rows=1, names="other-"))
     hrad = unscored(tmp_path / "hrad", home, "hrad")
     figures, _ = built(Artifacts(harvests=[small, home], checkpoints=[hrad]))

@@ -27,6 +27,8 @@ COMMAND = (
     " experiment=specdecpp 'methods=[a,b]'"
 )
 PROMPTS = "abcd"
+NASTY = '<script>alert("http://x")</script>'
+PNG = b"\x89PNG picture"
 
 
 def decoded(seconds: float = 0.5, prompts: str = PROMPTS, temperature: float = 1.0) -> Evaluation:
@@ -41,9 +43,8 @@ def decoded(seconds: float = 0.5, prompts: str = PROMPTS, temperature: float = 1
         "slow": method("serial", "chain", "token", "fixed", stop={"gamma": 3}),
     }
     made = {"method.quick.stop.checkpoint": {"sha256": {"config.json": "x"}}}
-    found = evaluation(
-        methods, traces, temperature, lossless=["outputs are equal"], checkpoints=made
-    )
+    said = {"lossless": ["outputs are equal"], "checkpoints": made}
+    found = evaluation(methods, traces, temperature, **said)
     found.config["draft_warp"] = {"temperature": temperature}
     found.results["run"] |= {"pair": TOY, "command": COMMAND, **MACHINE}
     return found
@@ -62,7 +63,7 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
     return {**usual, **changes}
 
 
-def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
+def test_without_tuning_it_is_the_fastest_and_says_so():
     (answer,) = answers(Artifacts([decoded()]))
     assert answer.use.startswith("Use quick at 0.3: 2.00 times (2.00 to 2.00) plain")
     assert "4 prompts" in answer.why and answer.why.endswith(f"{CHOSEN_HERE}.")
@@ -73,7 +74,7 @@ def test_without_tuning_it_is_the_fastest_and_says_so() -> None:
     assert answer.lossless == ["outputs are equal"] and answer.datasets == "toy"
 
 
-def test_bars_and_answer_say_the_number_of_the_table() -> None:
+def test_bars_and_answer_say_the_number_of_the_table():
     found = decoded()
     (answer,) = answers(Artifacts([found]))
     table, compared = found.summary["all"], compare(found.measurements)
@@ -83,21 +84,18 @@ def test_bars_and_answer_say_the_number_of_the_table() -> None:
     assert times(answer.bars[0].speed) in answer.use
 
 
-def test_it_says_that_a_draft_is_simulated() -> None:
+def test_it_says_that_a_draft_is_simulated():
     found = decoded()
     found.config["pair"] = {"bits": 5}
     (simulated,), (other,) = (answers(Artifacts([one])) for one in (found, decoded()))
     assert simulated.where == f"{other.where}; {SIMULATED}"
 
 
-def test_where_nothing_is_faster_it_is_plain_decoding() -> None:
+def test_where_nothing_with_a_draft_is_faster_it_is_plain_decoding():
     (answer,) = answers(Artifacts([decoded(seconds=1.5)]))
     assert answer.use.startswith("Use plain decoding")
     assert answer.command.endswith("'methods=[autoregressive]'")
     assert not any(bar.chosen for bar in answer.bars)
-
-
-def test_a_method_without_a_draft_is_not_what_to_use() -> None:
     found = decoded()
     found.results["methods"] = {
         name: {"settings": found.config["method"][name], "note": "", "speculates": name != "quick"}
@@ -115,7 +113,7 @@ def advised(advice: str, **changes: Any) -> Answer:
     return answer
 
 
-def test_tuning_on_other_prompts_decides() -> None:
+def test_tuning_on_other_prompts_decides():
     answer = advised("slow")
     assert answer.use.startswith("Use slow at 3: 0.50 times") and "slower" in answer.use
     assert "data/toy (runs/thresholds.json)" in answer.why
@@ -132,11 +130,11 @@ def test_tuning_on_other_prompts_decides() -> None:
         {"measured_on": {**MACHINE, "devices": SIDES, "threads": 2}},
     ],
 )
-def test_tuning_of_something_else_does_not(changes: dict[str, Any]) -> None:
+def test_tuning_of_something_else_does_not(changes):
     assert advised("slow", **changes).use.startswith("Use quick")
 
 
-def test_what_is_not_told_apart_is_named() -> None:
+def test_what_is_not_told_apart_is_named():
     found = decoded()
     seconds = dict(zip(PROMPTS, (0.4, 0.6, 0.45, 0.55), strict=True))
     found.traces["slow"][:] = [trace([chain(3, 3)], seconds[p], p) for p in PROMPTS]  # type: ignore[index]
@@ -144,7 +142,7 @@ def test_what_is_not_told_apart_is_named() -> None:
     assert "No clear difference from it: " in answer.use
 
 
-def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
+def test_each_temperature_has_an_answer_from_its_largest_evaluation():
     few = decoded(prompts="ab", seconds=0.25)
     found = answers(Artifacts([decoded(), few, decoded(temperature=0.0)]))
     assert [answer.where.split(",")[1] for answer in found] == [" T = 1", " T = 0"]
@@ -152,29 +150,16 @@ def test_each_temperature_has_an_answer_from_its_largest_evaluation() -> None:
     assert answers(Artifacts()) == []
 
 
-def test_calibration_is_that_of_the_checkpoints_decoded_with() -> None:
+def test_calibration_is_that_of_the_checkpoints_decoded_with():
     stages = {"as trained": {"ece": [0.3, 0.2, 0.4]}, "calibrated": {"ece": [0.05, None, None]}}
     metrics = {"reliability": {"data/toy (test split)": {"token": stages}}}
-    used, other = (
-        Checkpoint(Path(f"ck/{name}"), {"sha256": {"config.json": name}, "metrics": metrics})
-        for name in "xy"
-    )
+    configs = [{"sha256": {"config.json": name}, "metrics": metrics} for name in "xy"]
+    used, other = (Checkpoint(Path(f"ck/{name}"), c) for name, c in zip("xy", configs, strict=True))
     (answer,) = answers(Artifacts([decoded()], checkpoints=[other, used]))
     assert answer.calibration == [
         "x, data/toy (test split): predictions are off by 5.0 % on average, by 30.0 %"
         " (20.0-40.0) before calibration"
     ]
-
-
-def test_an_estimate_in_words() -> None:
-    assert times(Estimate(1.5)) == "1.50 times"
-    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
-
-
-# The page ----------------------------------------------------------------------------------------
-
-NASTY = '<script>alert("http://x")</script>'
-PNG = b"\x89PNG picture"
 
 
 def a_figure(**changes: Any) -> Figure:
@@ -191,18 +176,12 @@ def a_figure(**changes: Any) -> Figure:
     return Figure(**{**usual, **changes})
 
 
-def one(
-    figure: Figure, image: bytes | None = None, artifacts: Artifacts | None = None, **rest: Any
-) -> str:
-    return page(
-        artifacts or Artifacts(),
-        [Section("Speed", [Shown(figure, image)])],
-        rest.pop("lacking", []),
-        **rest,
-    )
+def one(figure: Figure, image: bytes | None = None, **rest: Any) -> str:
+    shown = [Section("Speed", [Shown(figure, image)])]
+    return page(rest.pop("artifacts", Artifacts()), shown, rest.pop("lacking", []), **rest)
 
 
-def test_a_table_is_open_and_says_what_it_rests_on() -> None:
+def test_a_table_is_open_and_a_picture_s_values_fold_away():
     text = one(a_figure())
     assert "<details>" not in text and "<img" not in text
     assert "SpecDec++, table 1. Modelled; 3 prompts; 95 %, over prompts." in text
@@ -210,25 +189,21 @@ def test_a_table_is_open_and_says_what_it_rests_on() -> None:
     assert '<td class="number">1.235</td>' in text and '<td class="number">–</td>' in text
     assert 'href="speedups.csv"' in text and "speedups.png" not in text
     assert '<a href="#speedups">Speed</a>' in text and 'id="speedups"' in text
-
-
-def test_a_picture_is_in_the_page_and_its_values_fold_away() -> None:
     text = one(a_figure(), PNG)
     assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in text
     assert 'href="speedups.png"' in text and "<details>" in text
 
 
-def test_text_of_any_kind_stays_text() -> None:
+def test_text_of_any_kind_stays_text():
     checkpoint = Checkpoint(Path(f"x/{NASTY}"), {"predictor": NASTY, "pair": {"name": NASTY}})
     artifacts = Artifacts(checkpoints=[checkpoint], left_alone={Path(NASTY): NASTY})
-    figure = a_figure(
-        **dict.fromkeys(("title", "how_to_read", "n"), NASTY), records=[{NASTY: NASTY, "b": 1}]
-    )
+    texts = dict.fromkeys(("title", "how_to_read", "n"), NASTY)
+    figure = a_figure(**texts, records=[{NASTY: NASTY, "b": 1}])
     text = one(figure, artifacts=artifacts, lacking=[Lack(NASTY, NASTY)])
     assert "<script" not in text and text.count("&lt;script&gt;") >= 10
 
 
-def test_nothing_is_fetched() -> None:
+def test_nothing_is_fetched():
     text = one(a_figure(), PNG, viewer="<p>the viewer</p>")
     assert "<p>the viewer</p>" in text
     links = r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//"""
@@ -236,14 +211,14 @@ def test_nothing_is_fetched() -> None:
     assert "default-src 'none'" in text
 
 
-def test_links_of_any_name_lead_somewhere() -> None:
+def test_links_of_any_name_lead_somewhere():
     """Folders of sweeps have percent signs in their names."""
     text = one(a_figure(name="depth=1+a%5B b"))
     assert 'id="depth=1+a%5B b"' in text
     assert 'href="#depth%3D1%2Ba%255B%20b"' in text and 'href="depth%3D1%2Ba%255B%20b.csv"' in text
 
 
-def test_what_is_lacking_or_left_alone_is_said() -> None:
+def test_what_is_lacking_or_left_alone_is_said():
     artifacts = Artifacts(left_alone={Path("runs/old.json"): "nothing a report reads"})
     text = one(a_figure(), artifacts=artifacts, lacking=[Lack("Energy", "needs NVML")])
     assert "Not in this report" in text and "<dt>Energy</dt><dd>needs NVML</dd>" in text
@@ -252,13 +227,13 @@ def test_what_is_lacking_or_left_alone_is_said() -> None:
     assert "Not in this report" not in bare and "Not read" not in bare and "viewer" not in bare
 
 
-def test_long_tables_are_cut_and_say_so() -> None:
+def test_long_tables_are_cut_and_say_so():
     text = one(a_figure(records=[{"n": number} for number in range(MOST_ROWS + 5)]))
     assert text.count("<tr>") == MOST_ROWS + 1
     assert f"The first {MOST_ROWS} of {MOST_ROWS + 5} rows" in text
 
 
-def test_what_it_is_made_from_comes_last(tmp_path: Path) -> None:
+def test_what_it_is_made_from_comes_last(tmp_path):
     harvest = described_as(
         write_harvest(tmp_path / "data" / "mine"),
         pair={**PAIR, "name": "mine"},
@@ -273,14 +248,14 @@ def test_what_it_is_made_from_comes_last(tmp_path: Path) -> None:
         assert words in text and text.index(words) > text.index("SpecDec++, table 1")
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, "–"), (3, "3"), (2 / 3, "0.6667"), ("a", "a"), (12345.6, "12346")]
-)
-def test_cells(value: Any, shown: str) -> None:
-    assert cell(value) == shown
+def test_cells_and_an_estimate_in_words():
+    assert times(Estimate(1.5)) == "1.50 times"
+    assert times(Estimate(1.5, 1.25, 1.75)) == "1.50 times (1.25 to 1.75)"
+    shown = {None: "–", 3: "3", 2 / 3: "0.6667", "a": "a", 12345.6: "12346"}
+    assert {value: cell(value) for value in shown} == shown
 
 
-def test_the_answer_comes_first_and_pictures_before_tables() -> None:
+def test_the_answer_comes_first_and_pictures_before_tables():
     table, picture = Shown(a_figure(name="t"), None), Shown(a_figure(name="p"), PNG)
     found = decoded()
     found.results["run"]["date"] = "2026-01-01"

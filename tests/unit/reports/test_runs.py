@@ -1,9 +1,6 @@
 """What figures read of evaluations, and their intervals."""
 
-import pytest
-
 from evaluation.table import SPEEDUP
-from reports.figure import Missing
 from reports.runs import (
     CALLS,
     ROLLBACK,
@@ -16,7 +13,7 @@ from reports.runs import (
     with_method,
 )
 from runtime.intervals import Estimate
-from tests.helpers.evaluation.evaluations import chain, evaluation, plain, trace
+from tests.helpers.evaluation.evaluations import chain, evaluation, lacks, plain, trace
 from tests.helpers.evaluation.evaluations import method as made
 
 FIXED = made("serial", "chain", "token", "fixed", structure={"gamma_max": 20}, stop={"gamma": 4})
@@ -24,7 +21,7 @@ CONFIDENCE = {"confidence": {"_target_": "x.Confidence", "threshold": 0.2}}
 HRAD = made("serial", "chain", "token", "hrad", stop=CONFIDENCE)
 
 
-def test_a_method_is_what_its_config_says() -> None:
+def test_a_method_is_what_its_config_says():
     chosen = {**FIXED, "stop": {**FIXED["stop"], "gamma": 2}}
     found = evaluation({"fixed": FIXED, "hrad": HRAD}, {})
     found.results["methods"] = {"fixed": {"settings": chosen}}
@@ -35,7 +32,7 @@ def test_a_method_is_what_its_config_says() -> None:
     assert method(found, "autoregressive").structure == ""
 
 
-def test_runs_by_dataset_and_temperature() -> None:
+def test_runs_by_dataset_and_temperature():
     both = [trace([chain(1, 1)], dataset="x"), trace([chain(1, 0)], dataset="y")]
     traces = {"autoregressive": [plain(2, dataset="x"), plain(1, dataset="y")], "fixed": both}
     warm, cold = (evaluation({"fixed": FIXED}, traces, temperature) for temperature in (1.0, 0.0))
@@ -48,29 +45,25 @@ def test_runs_by_dataset_and_temperature() -> None:
     assert extent(found) == "2 prompts, 4 rounds"
 
 
-def test_a_dataset_called_all_is_not_all_of_them() -> None:
+def test_a_dataset_called_all_is_not_all_and_names_shown_alike_are_two():
     both = [trace([chain(1, 1)], dataset="all"), trace([chain(1, 0)], dataset="y")]
     found = with_all(runs([evaluation({"fixed": FIXED}, {"fixed": both})]))
     assert [(run.dataset, len(run.traces)) for run in found] == [('"all"', 1), ("y", 1), ("all", 2)]
-
-
-def test_methods_whose_names_are_shown_alike_are_two() -> None:
     methods = {"a_b": FIXED, "a b": FIXED}
     found = evaluation(methods, {name: [trace([chain(1, 1)])] for name in methods})
     assert [run.name for run in runs([found])] == [run.name for run in pooled(runs([found]))]
     assert len(runs([found])) == 2
 
 
-def test_of_two_evaluations_of_the_same_the_larger_counts() -> None:
+def test_of_two_evaluations_of_the_same_the_larger_counts():
     small = evaluation({"fixed": FIXED}, {"fixed": [trace([chain(1, 1)])]})
-    large = evaluation(
-        {"fixed": FIXED}, {"fixed": [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]}
-    )
+    both = [trace([chain(1, 1)]), trace([chain(1, 0)], prompt="b")]
+    large = evaluation({"fixed": FIXED}, {"fixed": both})
     for order in ([small, large], [large, small]):
         assert [len(run.traces) for run in runs(order)] == [2]
 
 
-def test_a_sweep_differs_in_one_setting() -> None:
+def test_a_sweep_differs_in_one_setting():
     def stop(eps: float, **others: float) -> dict[str, object]:
         settings = {"stop": {"threshold": eps}, "structure": others}
         return made("serial", "chain", "token", "confidence", **settings)
@@ -82,22 +75,17 @@ def test_a_sweep_differs_in_one_setting() -> None:
     assert [run.name for run in swept] == ["a", "b", "same"]
 
 
-def test_missing_says_what_is_needed() -> None:
+def test_missing_says_what_is_needed():
     found = evaluation({"fixed": FIXED}, {"fixed": []})
     assert with_method([found], lambda how: how.stop == "Fixed", "needs it") == [found]
-    with pytest.raises(Missing, match="needs it"):
-        with_method([found], lambda how: how.stop == "Never", "needs it")
+    lacks("needs it", with_method, [found], lambda how: how.stop == "Never", "needs it")
 
 
-def test_a_run_says_what_the_table_says() -> None:
+def test_a_run_says_what_the_table_says():
     """A figure of one run is that of the evaluation's table, the interval too."""
-    found = evaluation(
-        {"fixed": FIXED},
-        {
-            "autoregressive": [plain(2, 2.0, prompt) for prompt in "abab"],
-            "fixed": [trace([chain(4, 3 if prompt == "a" else 1)], 1.0, prompt) for prompt in "ab"],
-        },
-    )
+    drafted = [trace([chain(4, count)], 1.0, prompt) for prompt, count in (("a", 3), ("b", 1))]
+    decoded = {"autoregressive": [plain(2, 2.0, prompt) for prompt in "abab"], "fixed": drafted}
+    found = evaluation({"fixed": FIXED}, decoded)
     table = found.summary["all"]
     for run in pooled(runs([found])):
         for name in (SPEEDUP, CALLS, ROLLBACK, "acceptance", "tokens/s"):

@@ -27,6 +27,8 @@ from reports.viewer.rounds import (
 from reports.viewer.viewer import PROMPT_END, PROMPTS, fragment
 from tests.helpers.decoding.traces import chain, overlapped, plain, tree
 
+NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
+
 
 def of(*found: RoundTrace, rule: Rule = UNKNOWN) -> list[Round]:
     return rounds(Trace(3, [], list(found), prefill_seconds=1.0, seconds=9.0), rule)
@@ -34,9 +36,6 @@ def of(*found: RoundTrace, rule: Rule = UNKNOWN) -> list[Round]:
 
 def fates(found: Round) -> list[str]:
     return [node.fate for node in found.drafted]
-
-
-# Tokens -------------------------------------------------------------------------------------------
 
 
 CHAIN = chain([4, 5, 6, 7], accepted=1, last=9)
@@ -58,16 +57,14 @@ ROLLED = "rolled back"
         (LATER, ["accepted", "rejected", ROLLED, ROLLED, ROLLED], ["accepted", "residual"]),
     ],
 )
-def test_what_became_of_each_token(
-    round_: RoundTrace, drafted: list[str], committed: list[str]
-) -> None:
+def test_what_became_of_each_token(round_, drafted, committed):
     (found,) = of(round_)
     assert fates(found) == drafted
     assert [token.origin for token in found.committed] == committed
     assert [token.token for token in found.committed] == round_.tokens
 
 
-def test_a_tree() -> None:
+def test_a_tree():
     """Rows: 1 and 5 at depth 1; 2 and 4 after 1; 3 after 2; 6 after 5. The path ends at row 5."""
     found = of(tree([0, 1, 2, 1, 0, 5, 6], row=5, accepted=1))[0]
     assert fates(found) == ["branch"] * 4 + ["accepted", "rejected", "rolled back"]
@@ -75,10 +72,9 @@ def test_a_tree() -> None:
     assert [node.line for node in found.drafted] == [0, 0, 0, 1, 2, 2, 2]
 
 
-def test_p_q_and_predictions_are_those_of_the_trace() -> None:
-    round_ = replace(
-        chain([4, 5, 6], accepted=1, last=9), draft_q=[0.5, 0.25, 1.0], draft_p=[0.75, 0.125, None]
-    )
+def test_p_q_and_predictions_are_those_of_the_trace():
+    numbers = {"draft_q": [0.5, 0.25, 1.0], "draft_p": [0.75, 0.125, None]}
+    round_ = replace(chain([4, 5, 6], accepted=1, last=9), **numbers)
     predicted = replace(round_, predicted=[0.9, 0.8, 0.7, 0.1])
     (found,) = of(predicted, rule=Rule("draft's highest probability"))
     numbers = [(node.q, node.p, node.predicted) for node in found.drafted]
@@ -87,17 +83,14 @@ def test_p_q_and_predictions_are_those_of_the_trace() -> None:
     assert [node.p for node in of(replace(round_, draft_p=[]))[0].drafted] == [None] * 3
 
 
-def test_a_class_is_no_prediction_of_a_token() -> None:
+def test_a_class_is_no_prediction_of_a_token():
     round_ = replace(chain([4, 5], accepted=0, last=9), predicted=[2.0])
     (found,) = of(round_, rule=Rule(picks_class=True))
     assert found.outcome == 2 and not found.unused
     assert [node.predicted for node in found.drafted] == [None, None]
 
 
-# Branches -----------------------------------------------------------------------------------------
-
-
-def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
+def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next():
     """Pending 4; candidates 5 and 6, grown to 5 7 8 and 6 9; 5 is accepted, and 7 pending next."""
     first = overlapped(pending=[4], branches=[[5, 7, 8], [6, 9]], row=2, tokens=[4, 5], outcome=1)
     second = overlapped(pending=[7], branches=[[3]], row=0, tokens=[2], outcome=2, stage="branch")
@@ -115,10 +108,8 @@ def test_an_accepted_branch_is_retained_as_far_as_it_is_pending_next() -> None:
     assert fates(two) == ["rejected", "rolled back"] and two.committed == [Committed(2, "residual")]
 
 
-def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage() -> None:
-    first = overlapped(
-        pending=[], branches=[[5, 7]], row=1, tokens=[5], outcome=None, stage="pre_verify"
-    )
+def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage():
+    first = overlapped([], [[5, 7]], row=1, tokens=[5], outcome=None, stage="pre_verify")
     assert fates(of(first)[0]) == ["accepted", "wasted"]
     fresh = overlapped(pending=[7], branches=[], row=1, tokens=[7], outcome=1)
     one, two = of(first, fresh)
@@ -126,10 +117,7 @@ def test_nothing_is_retained_at_the_end_or_after_a_new_draft_stage() -> None:
     assert one.outcome is None
 
 
-# Time ---------------------------------------------------------------------------------------------
-
-
-def test_stages_are_laid_end_to_end() -> None:
+def test_stages_are_laid_end_to_end():
     seconds = {"draft": 0.25, "target": 0.5, "sample": 0.125, "verify": 0.0625, "other": 0.0625}
     seconds["stop"] = 0.0
     first, second = of(*(replace(one, seconds=seconds) for one in (chain([4], 1, 9), plain(8))))
@@ -144,7 +132,7 @@ def test_stages_are_laid_end_to_end() -> None:
     assert (first.idle("draft"), first.idle("target")) == (0.75, 0.5)
 
 
-def test_spans_are_when_they_were() -> None:
+def test_spans_are_when_they_were():
     spans = [Span("draft", "draft stage", 1.5, 2.0, 3), Span("target", "verify", 2.0, 4.0, 4)]
     later = [Span("target", "verify", 5.0, 7.0, 1), Span("draft", "branch stage", 5.5, 6.0, 2)]
     first, second = of(
@@ -158,10 +146,7 @@ def test_spans_are_when_they_were() -> None:
     assert second.uses("draft") and not second.uses("rest")
 
 
-# Words --------------------------------------------------------------------------------------------
-
-
-def test_summary() -> None:
+def test_summary():
     seconds = dict.fromkeys(STAGES, 0.0) | {"draft": 0.25, "target": 0.75}
     said = [0.9, 0.8, 0.7, 0.125]
     round_ = replace(chain([4, 5, 6], accepted=1, last=9), seconds=seconds, predicted=said)
@@ -175,7 +160,7 @@ def test_summary() -> None:
     assert summary(some, 1, 1).startswith("Round 1 of 1: class some; 2 drafted: 2 accepted; ")
 
 
-def test_every_kind_has_a_mark_of_its_own() -> None:
+def test_every_kind_has_a_mark_of_its_own():
     assert MARKS.keys() == MEANINGS.keys() and len(set(MARKS.values())) == len(MARKS)
 
 
@@ -189,24 +174,16 @@ def test_every_kind_has_a_mark_of_its_own() -> None:
         (None, Rule()),
     ],
 )
-def test_the_rule_of_a_method(stop: str | None, rule: Rule) -> None:
+def test_the_rule_of_a_method(stop, rule):
     settings = {"stop": {"_target_": f"decoding.stopping.{stop}"}} if stop else {}
     assert rule_of(settings) == rule
 
 
-def test_overlap_traces_need_no_rule() -> None:
+def test_overlap_traces_need_no_rule_and_requests_no_rounds():
     stages = StageTrace("draft", 0, 0, 0, 0, [], 0, 0, [Span("target", "verify", 1.0, 2.0, 1)])
     found = of(replace(plain(8), overlap=stages, predicted=[0.0]))[0]
     assert found.outcome == 0 and found.drafted == []
-
-
-def test_a_request_without_rounds() -> None:
     assert rounds(Trace(5, [], [], 0.1, 0.1)) == []
-
-
-# The fragment ------------------------------------------------------------------------------------
-
-NASTY = "</script><script>alert(1)</script><!-- \u2028 &amp; \"'"
 
 
 def request(number: int, method: str) -> Trace:
@@ -227,7 +204,7 @@ def data(html: str) -> Any:
     return json.loads(found)
 
 
-def test_tokens_cannot_leave_the_data() -> None:
+def test_tokens_cannot_leave_the_data():
     one = evaluation()
     html = fragment([one], {one.folder: Vocabulary({4: NASTY}, {"a": {"p0": NASTY}})})
     assert html.count("<script") == html.count("</script>") == 2
@@ -236,7 +213,7 @@ def test_tokens_cannot_leave_the_data() -> None:
     assert run["prompts"][0] == ["a p0", NASTY]
 
 
-def test_the_numbers_of_a_round() -> None:
+def test_the_numbers_of_a_round():
     run = data(fragment([evaluation()], {}))["runs"][0]
     names = [method["name"] for method in run["methods"]]
     assert names == ["confidence", "autoregressive"], "what drafts first"
@@ -247,36 +224,27 @@ def test_the_numbers_of_a_round() -> None:
     assert (start, long) == (1_000_000, 60_000)
 
 
-def test_few_prompts_of_the_first_repeat() -> None:
+def test_few_prompts_of_the_first_repeat_and_many_evaluations_share_the_page():
     many = evaluation(prompts=PROMPTS + 3, repeats=2)
     names = [name for name, _ in data(fragment([many], {}))["runs"][0]["prompts"]]
     assert names == [f"a p{i}" for i in range(PROMPTS)]
     few = data(fragment([evaluation(prompts=3, repeats=2)], {}))["runs"][0]
-    assert [len(part) for part in (few["prompts"], *(m["requests"] for m in few["methods"]))] == [
-        *(3, 3, 3)
-    ]
-
-
-def test_many_evaluations_share_the_page() -> None:
+    assert [len(method["requests"]) for method in few["methods"]] == [3, 3]
+    assert len(few["prompts"]) == 3
     html = fragment([evaluation(str(number), prompts=9) for number in range(6)], {})
     assert {len(run["prompts"]) for run in data(html)["runs"]} == {4} and "first 4 prompts" in html
 
 
-def test_a_long_prompt_is_shown_from_its_end() -> None:
+def test_a_long_prompt_is_shown_from_its_end_and_nothing_as_nothing():
     one = evaluation(prompts=1)
     text = Vocabulary({}, {"a": {"p0": "a" * 1000 + "b" * PROMPT_END}})
     shown = data(fragment([one], {one.folder: text}))
     assert shown["runs"][0]["prompts"][0][1] == "b" * PROMPT_END
-
-
-def test_nothing_to_show() -> None:
     assert fragment([], {}) == ""
 
 
-def test_it_minds_its_own_names_and_fetches_nothing() -> None:
+def test_it_minds_its_own_names_and_fetches_nothing():
     html = fragment([evaluation()], {})
-    names = [
-        name for names in re.findall(r' (?:id|class)="([^"]*)"', html) for name in names.split()
-    ]
+    names = " ".join(re.findall(r' (?:id|class)="([^"]*)"', html)).split()
     assert names and all(name.startswith("viewer") for name in names)
     assert not re.search(r" (?:src|href)=", html) and "http" not in html and "url(" not in html

@@ -19,15 +19,12 @@ MADE = {"pair": PAIR, "warp": {"temperature": 0.0, "top_k": 0}, "gamma": 5, "see
         ({"inputs": {"layers": (-1,)}}, [Difference("inputs.layers", None, [-1])]),
     ],
 )
-def test_only_what_is_named_here_is_compared_and_a_name_is_free(here: dict, found: list) -> None:
+def test_only_what_is_named_here_is_compared_and_a_name_is_free(here, found):
     made = {**MADE, "warp": Warp(0.0).to_dict()}
     assert incompatible(made, here) == found
 
 
-def test_what_was_made_for_no_gamma_fits_every_one() -> None:
+def test_what_was_made_for_no_gamma_fits_and_differences_are_one_line():
     assert incompatible({"gamma": None}, {"gamma": 4}) == incompatible({}, {"gamma": 4}) == []
-
-
-def test_differences_in_one_line() -> None:
     assert differences({"a": {"b": (1, 2)}}, {"a": {"b": [1, 2]}}) == ""
     assert differences({"a": 1, "b": 2}, {"a": 3}) == "a=1, here 3, b=2, here None"

@@ -19,10 +19,13 @@ from runtime.files import (
     write_atomically,
     write_json,
 )
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.programs.processes import die, end, forked, wait_for
 
+NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
 
-def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
+
+def test_two_writers_of_one_file_never_break_each_other(tmp_path):
     path = tmp_path / "same.json"
 
     def write(letter: str) -> None:
@@ -34,9 +37,7 @@ def test_two_writers_of_one_file_never_break_each_other(tmp_path: Path) -> None:
     assert len(set(json.loads(path.read_text()))) == 1 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(tmp_path):
     path = tmp_path / "a.json"
 
     def slow(temporary: Path) -> None:
@@ -52,14 +53,12 @@ def test_what_a_killed_writer_left_is_cleared_and_that_of_a_living_one_is_not(
     living = forked(lambda: write_atomically(path, slow))
     wait_for(tmp_path, f".a.json.*-{living.pid}.tmp")
     write_json(path, 1)
-    assert sorted(re.sub(r"\.\w{6}-", ".", p.name) for p in tmp_path.iterdir()) == [
-        f".a.json.{living.pid}.tmp",
-        "a.json",
-    ]
+    names = [re.sub(r"\.\w{6}-", ".", path.name) for path in tmp_path.iterdir()]
+    assert sorted(names) == [f".a.json.{living.pid}.tmp", "a.json"]
     end(living)
 
 
-def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer(tmp_path):
     def hold() -> None:
         with only_writer(tmp_path / "out"):
             (tmp_path / "begun").touch()
@@ -67,11 +66,8 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
     child = forked(hold)
     wait_for(tmp_path, "begun")
-    with pytest.raises(
-        UserError, match=r"^out: another process is making \S+/out\. Wait for it, or choose another"
-    ):
-        with only_writer(tmp_path / "out"):
-            pass
+    says = r"^out: another process is making \S+/out\. Wait for it, or choose another"
+    refuses(says, only_writer(tmp_path / "out").__enter__)
     with only_writer(tmp_path / "other"):
         pass
     end(child)
@@ -81,30 +77,20 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ELOOP, errno.ESTALE, None])
-def test_what_cannot_be_written_names_its_key_and_a_remedy(
-    tmp_path: Path, code: int | None
-) -> None:
+def test_what_cannot_be_written_names_its_key_and_a_remedy(tmp_path, code):
     def failing(temporary: Path) -> None:
         raise OSError(code, "broken") if code else OSError("broken")
 
     remedy = "Free some space" if code == errno.ENOSPC else "Choose another place, or mend this one"
-    with pytest.raises(
-        UserError, match=rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"
-    ):
-        write_atomically(tmp_path / "a.json", failing, key="cost.file")
+    says = rf"^cost.file: \S+/a.json cannot be written \(broken\)\. {remedy}"
+    refuses(says, write_atomically, tmp_path / "a.json", failing, key="cost.file")
     (tmp_path / "file").touch()
-    with pytest.raises(
-        UserError,
-        match=r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another",
-    ):
-        write_json(tmp_path / "file" / "a.json", 1, key="cost.file")
+    says = r"^cost.file: \S+/file/a.json cannot be written \(File exists\)\. Choose another"
+    refuses(says, write_json, tmp_path / "file" / "a.json", 1, key="cost.file")
 
 
 @pytest.mark.parametrize("value", [".", "..", "sub/..", "~", "/"])
-def test_where_one_works_or_lives_is_no_place_for_a_result(
-    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even where it is empty or holds a mark."""
+def test_where_one_works_or_lives_is_no_place_for_a_result(value, tmp_path, monkeypatch):
     for name in ("home/me", "work/here/sub"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "work/here/mark.json").touch()
@@ -128,9 +114,7 @@ def test_where_one_works_or_lives_is_no_place_for_a_result(
         ([".mark.json.abcdef-123.tmp"], None),
     ],
 )
-def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(
-    content: list[str], other: str | None, tmp_path: Path
-) -> None:
+def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(content, other, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     for name in content:
@@ -138,18 +122,11 @@ def test_a_folder_is_foreign_without_the_mark_or_with_a_result_in_it(
         (folder / name).touch()
     if other is None:
         return refuse_foreign(folder, "other.json", "mark.*")
-    said = (
-        rf"^key: \S+/out holds something else, which would be lost: {other}\. Choose another key="
-    )
-    with pytest.raises(UserError, match=said):
-        refuse_foreign(folder, "other.json", "mark.*", key="key")
+    said = rf"^key: \S+/out holds something else, which would be lost: {other}\. Choose another k"
+    refuses(f"{said}ey=", refuse_foreign, folder, "other.json", "mark.*", key="key")
 
 
-NAMES = ["a", "org/mine", "org%2Fmine", "..", ".", "%2E.", "a+b", "ü", "x" * 400, "x" * 401, "a b"]
-
-
-def test_any_name_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
-    """Also names that are paths, hidden, too long, or look like another's file name."""
+def test_any_name_gives_a_file_name_of_its_own(tmp_path):
     assert file_name("smollm2-eagle_1.0") == "smollm2-eagle_1.0"
     assert file_name("org/mine") == "org%2Fmine" and file_name("..") == "%2E."
     for name in NAMES:
@@ -160,15 +137,14 @@ def test_any_name_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["/", "//", "/x/.."])
-def test_a_folder_where_none_can_be_made_is_refused(value: str) -> None:
+def test_a_folder_where_none_can_be_made_is_refused(value):
     says = rf"^out: {value} is no folder of its own\. Choose another out=<folder>$"
-    with pytest.raises(UserError, match=says):
-        checked_folder("out", value)
+    refuses(says, checked_folder, "out", value)
     with pytest.raises(UserError, match="out: /proc/x cannot be made, /proc is no folder to write"):
         refuse_foreign(Path("/proc/x"), "marker")
 
 
-def test_a_file_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_not_replaced(tmp_path):
     own, other = tmp_path / "own.json", tmp_path / "other.json"
     own.write_text('{"command": "python scripts/tune.py"}')
     other.write_text('{"model_type": "llama"}')

@@ -6,14 +6,10 @@ import pytest
 
 from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
+from tests.helpers.damage.refusals import refuses
 
-VALUE = {
-    "plan": "ab12",
-    "shards": [{"name": "é\n", "rows": 3}],
-    "mean": 0.1 + 0.2,
-    "none": None,
-    "on": True,
-}
+SHARDS = [{"name": "é\n", "rows": 3}]
+VALUE = {"plan": "ab12", "shards": SHARDS, "mean": 0.1 + 0.2, "none": None, "on": True}
 
 
 class Plan(OpenForm):
@@ -29,12 +25,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "plan.json"
 
 
-def test_it_comes_back(path: Path) -> None:
+def test_it_comes_back(path):
     assert read_json(path, Plan, "data", "").written == VALUE
     assert json.loads(path.read_text()).keys() - VALUE.keys() == {"checksum"}
 
 
-def test_every_bit_and_every_length_counts(path: Path) -> None:
+def test_every_bit_and_every_length_counts(path):
     content = path.read_bytes()
     damaged = [content[:length] for length in range(len(content))]
     for place in range(len(content)):
@@ -56,21 +52,18 @@ def test_every_bit_and_every_length_counts(path: Path) -> None:
     ],
     ids=["gzip", "nested", "other version"],
 )
-def test_what_it_is_instead_is_named(path: Path, content: bytes, says: str) -> None:
+def test_what_it_is_instead_is_named(path, content, says):
     path.write_bytes(content)
-    with pytest.raises(UserError, match=says):
-        read_json(path, Plan, "data", "Mend it")
+    refuses(says, read_json, path, Plan, "data", "Mend it")
 
 
-def test_the_name_counts(path: Path) -> None:
+def test_the_name_counts(path):
     read_json(path, Plan, "data", "")
     with pytest.raises(UserError, match=r"other\.json is damaged"):
         read_json(path.rename(path.with_name("other.json")), Plan, "data", "")
 
 
-def test_a_file_that_another_process_removes_is_read_or_missing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_process_removes_is_read_or_missing(path, monkeypatch):
     read = Path.read_bytes
 
     def read_and_removed(self: Path) -> bytes:
@@ -80,5 +73,4 @@ def test_a_file_that_another_process_removes_is_read_or_missing(
 
     monkeypatch.setattr(Path, "read_bytes", read_and_removed)
     assert read_json(path, Plan, "data", "").written == VALUE
-    with pytest.raises(UserError, match="is missing"):
-        read_json(path, Plan, "data", "")
+    refuses("is missing", read_json, path, Plan, "data", "")

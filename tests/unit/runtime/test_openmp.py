@@ -40,11 +40,11 @@ def said(program: Path, **settings: str) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 @pytest.mark.few(2)
-def test_every_program_sets_it_before_torch_loads(program: Path) -> None:
+def test_every_program_sets_it_before_torch_loads(program):
     assert said(program) == "10000 None"
 
 
 @pytest.mark.slow
-def test_the_user_s_own_choice_stays() -> None:
+def test_the_user_s_own_choice_stays():
     assert said(PROGRAMS[0], GOMP_SPINCOUNT="7") == "7 None"
     assert said(PROGRAMS[0], OMP_WAIT_POLICY="ACTIVE") == "None ACTIVE"

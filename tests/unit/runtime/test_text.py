@@ -24,7 +24,7 @@ KEY = "hf_" + 20 * "a"
         ("`/etc/hosts` and file:///home/me/y, in /home/me/", "`hosts` and y, in me"),
     ],
 )
-def test_paths_are_their_last_name_and_keys_are_hidden(text: str, clean: str) -> None:
+def test_paths_are_their_last_name_and_keys_are_hidden(text, clean):
     assert Cleaner().text(text) == clean
     assert Cleaner().text(clean) == clean
 
@@ -37,11 +37,11 @@ def test_paths_are_their_last_name_and_keys_are_hidden(text: str, clean: str) ->
         "data=data/rounds inputs.token=true monkey=5 max_new_tokens=40 keys: value | tokens: 3",
     ],
 )
-def test_the_rest_stays(text: str) -> None:
+def test_the_rest_stays(text):
     assert Cleaner().text(text) == text
 
 
-def test_values_and_the_names_of_harvests() -> None:
+def test_values_and_the_names_of_harvests():
     """A path that is a value as a whole may have spaces in it."""
     folder = "/home/my name/rounds"
     config: dict[str, Any] = {
@@ -52,9 +52,8 @@ def test_values_and_the_names_of_harvests() -> None:
         "drift": ["/other/rounds", 1, None],
     }
     clean = Cleaner(config)
-    assert clean.value({f"{folder} (test split)": {"ece": [0.1]}}) == {
-        "rounds (test split)": {"ece": [0.1]}
-    }
+    split, scores = "(test split)", {"ece": [0.1]}
+    assert clean.value({f"{folder} {split}": scores}) == {f"rounds {split}": scores}
     assert clean.value(config) == {
         "data": "rounds",
         "command": "python train.py data='rounds'",
@@ -64,14 +63,13 @@ def test_values_and_the_names_of_harvests() -> None:
     }
 
 
-def test_nothing_that_drives_a_terminal_is_left() -> None:
-    """Controls of either set, line and paragraph separators, directions of writing."""
+def test_nothing_that_drives_a_terminal_is_left():
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     kinds = {unicodedata.category(c) for c in printable(every)}
     assert not kinds & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert printable("a\x1b[2J\u2028\u202eb") == "a�[2J��b"
 
 
-def test_text_stays_as_it_is() -> None:
+def test_text_stays_as_it_is():
     assert printable("Grüße, 世界 🙂 a_b") == "Grüße, 世界 🙂 a_b"
     assert printable("a\n\tb", "\n\t") == "a\n\tb" and printable("a\nb") == "a�b"

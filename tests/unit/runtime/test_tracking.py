@@ -1,7 +1,4 @@
 import json
-from pathlib import Path
-
-import pytest
 
 from runtime.tracking import NullLogger, WandbLogger
 from tests.helpers.training.wandb_runs import read_run
@@ -12,9 +9,7 @@ PIXEL = bytes.fromhex(
 )
 
 
-def test_offline_run_is_read_back_with_config_curves_pictures_and_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_read_back_with_config_curves_pictures_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
@@ -41,9 +36,7 @@ def test_offline_run_is_read_back_with_config_curves_pictures_and_tables(
     assert json.loads(run.file(run.summary["tables/mixed"]).read_text()) == table
 
 
-def test_nothing_is_written_without_a_start_or_a_logger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_without_a_start_or_a_logger(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     WandbLogger("test").finish()
     logger = NullLogger()

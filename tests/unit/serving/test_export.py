@@ -28,7 +28,6 @@ from predictors.calibration import Calibration
 from predictors.confidences.maps import PositionMaps, of_temperatures
 from predictors.confidences.sts import Sts, equal_width_ece
 from predictors.survival import Survival
-from runtime.errors import UserError
 from serving.export.base import Engine, Export, Given
 from serving.export.deepspec import Deepspec
 from serving.export.sglang import Sglang, additive, steps_by_batch
@@ -37,6 +36,7 @@ from serving.export.transformers import Transformers
 from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule, read_schedule, write_schedule
 from serving.sources.sglang import SglangShards
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.confidences import logged
 
 SCHEDULE = Schedule((Range(1, 4, 3), Range(5, 8, 2), Range(9, 32, 0)))
@@ -51,6 +51,8 @@ CURVES = PositionMaps(
     Survival(0.75, 0.125, -0.5),
 )
 STS = {"lowest": 0.05, "highest": 20.0, "points": 256, "with_one": True, "bins": 20}
+SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
+SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]
 
 
 def calibration(maps: PositionMaps | None = None, **changed: Any) -> dict[str, Any]:
@@ -116,19 +118,19 @@ def golden(made: Export) -> str:
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_golden_files(name: str) -> None:
+def test_golden_files(name):
     assert golden(ENGINES[name].export(told())) == (GOLDEN / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_what_is_not_given_is_not_written(name: str) -> None:
+def test_what_is_not_given_is_not_written(name):
     nothing = told(calibration=None, costs=None, schedule=None, thresholds=None, gamma=None)
     made = ENGINES[name].export(nothing)
     assert made.files == {} and made.launch == [] and made.left_out == []
 
 
 @pytest.mark.parametrize("name", ["sglang", "deepspec"])
-def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
+def test_maps_that_are_no_temperatures_are_named(name):
     made = ENGINES[name].export(told(calibration=calibration(CURVES, note="it helps nobody")))
     said = "\n".join(made.left_out)
     assert "the maps of positions 2, 3 are no temperatures (isotonic)" in said
@@ -136,7 +138,7 @@ def test_maps_that_are_no_temperatures_are_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sglang", "vllm", "tensorrt_llm", "transformers"])
-def test_a_schedule_that_never_drafts(name: str) -> None:
+def test_a_schedule_that_never_drafts(name):
     only = told(calibration=None, costs=None, thresholds=None, gamma=None, schedule=NEVER)
     made = ENGINES[name].export(only)
     assert made.files == {} and "nothing is drafted" in "\n".join(made.left_out)
@@ -147,7 +149,7 @@ def tensorrt(schedule: Schedule | None, **more: Any) -> tuple[dict[str, Any], Ex
     return yaml.safe_load(made.files["speculative_config.yaml"])["speculative_config"], made
 
 
-def test_lines_to_paste_hold_any_path() -> None:
+def test_lines_to_paste_hold_any_path():
     odd = {"folder": "my runs/it's", "target": "a b", "draft": "c;d"}
     for name in ("sglang", "vllm", "tensorrt_llm"):
         for line in ENGINES[name].export(told(**odd)).launch:
@@ -159,18 +161,16 @@ def test_lines_to_paste_hold_any_path() -> None:
     assert ast.literal_eval(said.split("from_pretrained")[1]) == 'a"b'
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [("tensorrt_llm", "costs"), ("sglang", "costs"), ("transformers", "thresholds")],
-)
-def test_what_lacks_a_length_says_so(name: str, given: str) -> None:
+@pytest.mark.parametrize("name", ["tensorrt_llm", "sglang", "transformers"])
+def test_what_lacks_a_length_says_so(name):
+    given = "thresholds" if name == "transformers" else "costs"
     others = {"calibration", "costs", "schedule", "thresholds", "gamma"} - {given}
     made = ENGINES[name].export(told(**dict.fromkeys(others)))
     assert not made.files
     assert made.left_out[0] == f"{given}: they take a draft's length. Write gamma="
 
 
-def test_tensorrt_takes_no_later_length_above_the_first() -> None:
+def test_tensorrt_takes_no_later_length_above_the_first():
     schedule = Schedule((Range(1, 2, 2), Range(3, 4, 5), Range(5, 8, 1)))
     config, made = tensorrt(schedule)
     assert config["max_draft_len"] == 2 and config["draft_len_schedule"] == {4: 2, 8: 1}
@@ -180,7 +180,7 @@ def test_tensorrt_takes_no_later_length_above_the_first() -> None:
     assert config["max_concurrency"] == 16 and "draft_len_schedule" not in config
 
 
-def test_the_floor_is_where_the_longest_draft_costs_what_it_brings() -> None:
+def test_the_floor_is_where_the_longest_draft_costs_what_it_brings():
     schedule = Schedule((Range(1, 4, 5), Range(5, 8, 2)))
     config, _ = tensorrt(schedule, gamma=None, calibration=None)
     step = COSTS.target(6) + 5 * COSTS.draft
@@ -193,14 +193,11 @@ def test_the_floor_is_where_the_longest_draft_costs_what_it_brings() -> None:
     assert "never pays" in "\n".join(made.left_out)
 
 
-def test_costs_of_one_number_of_rows_are_no_table() -> None:
+def test_costs_of_one_number_of_rows_a_rule_not_tuned_and_rates_that_rise():
     made = ENGINES["sglang"].export(told(costs=cost_table(1, 10)))
     assert "sps.json" not in made.files and "one number of rows" in "\n".join(made.left_out)
     made = ENGINES["sglang"].export(told(calibration=None, gamma=None))
     assert "they take a draft's length" in "\n".join(made.left_out)
-
-
-def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise() -> None:
     made = ENGINES["transformers"].export(told(thresholds=thresholds()))
     assert '"assistant_confidence_threshold": 0.0' in made.files["generation_config.json"]
     assert made.left_out[0] == "thresholds: nothing is tuned of confidence"
@@ -209,33 +206,25 @@ def test_a_rule_that_was_not_tuned_and_rates_of_prefixes_that_rise() -> None:
     assert rates == [0.75, 0.5, 0.5]
 
 
-# SGLang's tables of costs by batch size, looked up as SGLang does -------------------------------
-
+# SGLang's tables of costs by batch size, looked up as SGLang does.
 GAMMA, OVERHEAD, SIZES = 3, 0.001, [1, 2, 4, 8]
 SUM = tabled(PerRow(0.02, 0.001, 0.002, 0.0005), SIZES, GAMMA)
-ROOF = tabled(
-    Roofline(3350.0, 989.0, 7.505, 0.374, 2.0, 131072.0, 4096.0, 1024, 0.0),
-    [1, 16, 64, 256, 512],
-    GAMMA,
-)
+H100 = Roofline(3350.0, 989.0, 7.505, 0.374, 2.0, 131072.0, 4096.0, 1024, 0.0)
+ROOF = tabled(H100, [1, 16, 64, 256, 512], GAMMA)
 
 
 def seconds(table: dict[str, Any], requests: int, rows: int) -> float:
     """SGLang's: a bias and two functions, linear between their probes."""
     alpha = np.interp(requests, table["bs_probes"], table["alpha_seconds"])
-    return float(
-        table["bias_seconds"] + alpha + np.interp(rows, table["m_probes"], table["theta_seconds"])
-    )
+    theta = np.interp(rows, table["m_probes"], table["theta_seconds"])
+    return float(table["bias_seconds"] + alpha + theta)
 
 
-def test_steps_are_of_whole_drafts() -> None:
+def test_steps_are_of_whole_drafts_and_a_sum_is_told_whole():
     found = steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert found["sample_batch_tokens"] == [4, 8, 16, 32] and found["max_batch_tokens"] == 32
     step = SUM.target(4, 16) + 3 * SUM.draft(4) + OVERHEAD
     assert 1 / found["sample_steps_per_sec"][2] == pytest.approx(step)
-
-
-def test_what_is_a_sum_is_told_whole() -> None:
     table, error = additive(SUM, GAMMA, OVERHEAD)
     assert error < 1e-6
     for size in SIZES:
@@ -244,7 +233,7 @@ def test_what_is_a_sum_is_told_whole() -> None:
             assert seconds(table, size, rows) == pytest.approx(step, rel=1e-6)
 
 
-def test_what_is_none_is_told_as_nearly_as_said() -> None:
+def test_what_is_none_is_told_as_nearly_as_said():
     table, error = additive(ROOF, GAMMA, OVERHEAD)
     assert 0 < error < 0.5 and table["bias_seconds"] > 0
     assert min(table["alpha_seconds"] + table["theta_seconds"]) >= 0
@@ -264,7 +253,7 @@ def exported(costs: BatchTable, /, **changed: Any) -> Export:
     return Sglang(OVERHEAD, "EAGLE3").export(told(schedule=schedule, **changed))
 
 
-def test_a_schedule_with_costs_gives_them_by_requests() -> None:
+def test_a_schedule_with_costs_gives_them_by_requests():
     made = exported(SUM)
     assert json.loads(made.files["sps.json"]) == steps_by_batch(SUM, GAMMA, OVERHEAD)
     assert json.loads(made.files["sps_additive.json"])["bs_probes"] == SIZES
@@ -273,7 +262,7 @@ def test_a_schedule_with_costs_gives_them_by_requests() -> None:
     assert alone.files["sps.json"] == made.files["sps.json"]
 
 
-def test_costs_of_shorter_drafts_and_of_one_size_are_left_out() -> None:
+def test_costs_of_shorter_drafts_and_of_one_size_are_left_out():
     made = exported(SUM, gamma=5, calibration=None)
     assert "its costs end at 4 rows of a request, gamma is 5" in "\n".join(made.left_out)
     one_size = exported(tabled(PerRow(0.02, 0.001, 0.002, 0.0), [1], GAMMA))
@@ -283,9 +272,6 @@ def test_costs_of_shorter_drafts_and_of_one_size_are_left_out() -> None:
 
 # Read by the engines' own code where a CPU can run it, else against what their sources demand -----
 
-SGLANG, VLLM = "sglang==0.5.23", "vllm==0.33.0"
-SCHEDULES = [SCHEDULE, Schedule.at({1: 5}), Schedule((Range(1, 2, 2), Range(3, 9, 6)))]
-
 
 def written(folder: Path, engine: Engine, **changed: Any) -> Export:
     made = engine.export(told(**changed))
@@ -294,7 +280,7 @@ def written(folder: Path, engine: Engine, **changed: Any) -> Export:
     return made
 
 
-def test_transformers_reads_its_file(tmp_path: Path) -> None:
+def test_transformers_reads_its_file(tmp_path):
     written(tmp_path, Transformers("confidence"))
     found = GenerationConfig.from_pretrained(str(tmp_path))
     assert (found.num_assistant_tokens, found.num_assistant_tokens_schedule) == (3, "constant")
@@ -308,7 +294,7 @@ def test_transformers_reads_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_vllm_finds_a_length_for_every_batch(schedule: Schedule, tmp_path: Path) -> None:
+def test_vllm_finds_a_length_for_every_batch(schedule, tmp_path):
     written(tmp_path, Vllm("eagle3"), schedule=schedule)
     found = json.loads((tmp_path / "speculative_config.json").read_text())
     ranges, most = found["num_speculative_tokens_per_batch_size"], found["num_speculative_tokens"]
@@ -325,7 +311,7 @@ def test_vllm_finds_a_length_for_every_batch(schedule: Schedule, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_vllm_reads_its_files(clean: None, tmp_path: Path) -> None:
+def test_vllm_reads_its_files(clean, tmp_path):
     names = ("vllm.v1.spec_decode.dynamic.utils", "vllm.config.speculative")
     utils, config = extracted(VLLM, names, tmp_path)
     lookup = module(names[0], utils).build_dynamic_sd_schedule_lookup
@@ -353,7 +339,7 @@ def test_vllm_reads_its_files(clean: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, None])
-def test_tensorrt_accepts_the_schedule(schedule: Schedule | None, tmp_path: Path) -> None:
+def test_tensorrt_accepts_the_schedule(schedule, tmp_path):
     made = written(tmp_path, TensorrtLlm("Eagle3", 256), schedule=schedule)
     for name in made.files:
         found = yaml.safe_load((tmp_path / name).read_text())["speculative_config"]
@@ -422,14 +408,12 @@ def sglang(clean: None, tmp_path: Path) -> dict[str, ModuleType]:
         sys.modules[name] = ModuleType(name)
         for word in words:
             setattr(sys.modules[name], word, lambda *_, **__: None)
-    files = extracted(SGLANG, PARTS.values(), tmp_path)
-    return {
-        part: module(name, path) for (part, name), path in zip(PARTS.items(), files, strict=True)
-    }
+    files = zip(PARTS.items(), extracted(SGLANG, PARTS.values(), tmp_path), strict=True)
+    return {part: module(name, path) for (part, name), path in files}
 
 
 @pytest.mark.slow
-def test_sglang_reads_its_files(sglang: dict[str, Any], tmp_path: Path) -> None:
+def test_sglang_reads_its_files(sglang, tmp_path):
     written(tmp_path, Sglang(0.001, "EAGLE3"))
     sts = sglang["dspark_sts"].load_sts_calibration_from_path(str(tmp_path / "sts.json"))
     assert sts.temperatures == TEMPERATURES and sts.num_samples == 1000
@@ -449,33 +433,25 @@ def test_sglang_reads_its_files(sglang: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_our_fit_is_that_of_sglang(sglang: dict[str, Any], tmp_path: Path) -> None:
+def test_our_fit_is_that_of_sglang(sglang, tmp_path):
     fit, rows = sglang["dspark_sts_fit"], logged(2000, 5)
-    recorder = sglang["dspark_sts"].StsDataRecorder(
-        path_stem=str(tmp_path / "sts"), gamma=3, flush_every=4
-    )
+    stem = str(tmp_path / "sts")
+    recorder = sglang["dspark_sts"].StsDataRecorder(path_stem=stem, gamma=3, flush_every=4)
     for some in torch.arange(2000).split(250):
-        recorder.record(
-            confidence_raw=rows.logits[some], num_correct_drafts=rows.labels[some].sum(1)
-        )
+        right = rows.labels[some].sum(1)
+        recorder.record(confidence_raw=rows.logits[some], num_correct_drafts=right)
     found = SglangShards(str(tmp_path / "sts.*.pt"), "toy").read()
     assert torch.equal(found.logits, rows.logits) and torch.equal(found.labels, rows.labels)
     logits, mask = fit.load_collected_shards(data_glob=str(tmp_path / "sts.*.pt"))
-    theirs = fit.fit_sts_temperatures(
-        logits=logits, prefix_mask=mask, grid=fit.default_temperature_grid()
-    )
+    grid = fit.default_temperature_grid()
+    theirs = fit.fit_sts_temperatures(logits=logits, prefix_mask=mask, grid=grid)
     assert Sts(0.1, 10.0, 41, False, 15)(found) == theirs["temperatures"]
-    logged_errors = [
-        equal_width_ece(torch.sigmoid(rows.logits).cumprod(1)[:, i], rows.labels[:, i], 15)
-        for i in range(3)
-    ]
+    said, labels = torch.sigmoid(rows.logits).cumprod(1), rows.labels
+    logged_errors = [equal_width_ece(said[:, i], labels[:, i], 15) for i in range(3)]
     assert logged_errors == pytest.approx(theirs["ece_before"], abs=1e-12)
 
 
-# Draft lengths by requests ------------------------------------------------------------------------
-
-
-def test_sizes_in_between_draft_as_the_next_larger_one() -> None:
+def test_sizes_in_between_draft_as_the_next_larger_one():
     found = Schedule.at({8: 2, 1: 5, 2: 5, 32: 0})
     assert found.ranges == (Range(1, 2, 5), Range(3, 8, 2), Range(9, 32, 0))
     assert found.longest == 5
@@ -485,31 +461,25 @@ def test_sizes_in_between_draft_as_the_next_larger_one() -> None:
     "ranges",
     [(), ((2, 4, 5),), ((1, 4, 5), (6, 8, 2)), ((1, 4, 5), (4, 8, 2)), ((1, 0, 1),), ((1, 4, -1),)],
 )
-def test_other_ranges_are_refused(ranges: tuple[tuple[int, int, int], ...]) -> None:
-    with pytest.raises(UserError, match="^schedule: expected ranges"):
-        Schedule(tuple(Range(*one) for one in ranges))
+def test_other_ranges_are_refused(ranges):
+    refuses("^schedule: expected ranges", Schedule, tuple(Range(*one) for one in ranges))
 
 
-def test_a_file_comes_back(tmp_path: Path) -> None:
+def test_a_file_comes_back_and_a_person_may_write_ranges_alone(tmp_path):
     path, schedule = tmp_path / "schedule.json", Schedule.at({4: 5, 8: 2})
     write_schedule(path, schedule, "python scripts/tune.py batch=[4,8]", {"tokens/s": [1.5, 2.0]})
     assert read_schedule(path.rename(tmp_path / "renamed.json")) == schedule
-
-
-def test_a_person_may_write_ranges_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text('{"ranges": [[1, 4, 5], [5, 8, 0]]}')
     assert read_schedule(path).ranges == (Range(1, 4, 5), Range(5, 8, 0))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"ranges": [[1, 4, "5"]]}', '{"ranges": []}', '{"ranges": [[1, 4, -5]]}']
-)
-def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(UserError) as error:
-        read_schedule(tmp_path / "x.json")
-    assert str(error.value).startswith("schedule:") and "\n" not in str(error.value)
+@pytest.mark.parametrize("ranges", [None, [[1, 4, "5"]], [], [[1, 4, -5]]])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, ranges):
+    path = tmp_path / "x.json"
+    for text in ("", "[]") if ranges is None else (json.dumps({"ranges": ranges}),):
+        path.write_text(text)
+        refuses("^schedule:", read_schedule, path)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ import gzip
 import json
 import pickle
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from runtime.json_files import write_checksummed
 from serving.sources.deepspec import DeepspecRecords
 from serving.sources.harvest import Harvest
 from serving.sources.sglang import SglangRecords, SglangShards
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.harvests import DIM, PAIR, WARP, write_harvest
 from tests.helpers.training.checkpoints import columns, write_checkpoint
 from tests.helpers.training.confidences import logged
@@ -21,15 +23,7 @@ from tests.helpers.training.confidences import logged
 CONTEXT = {"pair": PAIR, "warp": WARP, "draft_warp": WARP}
 
 
-def said(read: Any) -> str:
-    with pytest.raises(UserError) as error:
-        read()
-    line = str(error.value)
-    assert line.startswith("source.") and "\n" not in line
-    return line
-
-
-# SGLang's shards ----------------------------------------------------------------------------------
+said = partial(refuses, r"^source\.")
 
 
 def shard(path: Path, **changed: Any) -> None:
@@ -37,7 +31,7 @@ def shard(path: Path, **changed: Any) -> None:
     torch.save({"logits": rows.logits.float(), "prefix_mask": rows.labels.float(), **changed}, path)
 
 
-def test_shards_are_read_in_order(tmp_path: Path) -> None:
+def test_shards_are_read_in_order(tmp_path):
     for number in (0, 2, 10):
         shard(tmp_path / f"sts.{number}.pt", logits=torch.full((100, 3), float(number)))
     found = SglangShards(str(tmp_path / "sts.*.pt"), "chat").read()
@@ -63,7 +57,7 @@ def test_shards_are_read_in_order(tmp_path: Path) -> None:
         ({"prefix_mask": torch.zeros(3), "logits": torch.zeros(3)}, "same shape"),
     ],
 )
-def test_other_shards_are_refused(changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_other_shards_are_refused(changed, says, tmp_path):
     shard(tmp_path / "sts.0.pt", **changed)
     assert says in said(SglangShards(str(tmp_path / "sts.*.pt"), "chat").read)
 
@@ -73,9 +67,7 @@ class Harmful:
         return Path.touch, (Path("harmed"),)
 
 
-def test_foreign_files_are_refused_and_nothing_of_them_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_files_are_refused_and_nothing_of_them_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shard(Path("cut.pt"))
     whole = Path("cut.pt").read_bytes()
@@ -94,7 +86,7 @@ def test_foreign_files_are_refused_and_nothing_of_them_runs(
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_changed_bytes_are_read_or_refused(zipped: bool, tmp_path: Path) -> None:
+def test_changed_bytes_are_read_or_refused(zipped, tmp_path):
     rows, path, choose = logged(20), tmp_path / "sts.0.pt", random.Random(0)
     shard = {"logits": rows.logits.float(), "prefix_mask": rows.labels.float()}
     torch.save(shard, path, _use_new_zipfile_serialization=zipped)
@@ -110,9 +102,6 @@ def test_changed_bytes_are_read_or_refused(zipped: bool, tmp_path: Path) -> None
             assert "\n" not in str(error)
 
 
-# DeepSpec's records -------------------------------------------------------------------------------
-
-
 def records(folder: Path, *lines: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "confidence_records.jsonl"
@@ -120,7 +109,7 @@ def records(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_file_of_that_very_name_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_that_very_name_is_meant(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     records(tmp_path / "a[1]", '{"logits": [1], "labels": [1]}')
@@ -130,7 +119,7 @@ def test_a_file_of_that_very_name_is_meant(tmp_path: Path, monkeypatch: pytest.M
     assert DeepspecRecords("confidence_records.jsonl", None).read().domains == ("a[1]",)
 
 
-def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
+def test_records_may_be_shorter_than_gamma(tmp_path):
     records(tmp_path / "gsm8k", '{"logits": [1.5, -2], "labels": [1, 0]}')
     line = '{"logits": [0.5, 1, 2], "labels": [1, 1, 0], "extra": 3}'
     records(tmp_path / "code", line, '{"logits": [0.25], "labels": [0]}', "")
@@ -155,12 +144,12 @@ def test_records_may_be_shorter_than_gamma(tmp_path: Path) -> None:
         ('{"logits": [1, 2], "labels": [0, 1]}', "one that rises"),
     ],
 )
-def test_other_lines_are_refused(line: str, says: str, tmp_path: Path) -> None:
+def test_other_lines_are_refused(line, says, tmp_path):
     path = records(tmp_path / "x", '{"logits": [1], "labels": [1]}', line)
     assert says in said(DeepspecRecords(str(path), None).read)
 
 
-def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path: Path) -> None:
+def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path):
     line = '{"logits": [1.5, -2], "labels": [1, 0]}'
     path = records(tmp_path / "x", line)
     expected = DeepspecRecords(str(path), None).read().logits.tolist()
@@ -171,9 +160,6 @@ def test_logs_of_other_formats_and_empty_ones_are_named(tmp_path: Path) -> None:
     assert "is UTF-16, expected JSON" in said(DeepspecRecords(str(path), None).read)
     for content, fault in faults.items():
         assert fault in said(DeepspecRecords(str(records(tmp_path / "x", content)), None).read)
-
-
-# SGLang's debug records ---------------------------------------------------------------------------
 
 
 def step(*requests: dict[str, Any]) -> dict[str, Any]:
@@ -190,11 +176,9 @@ def dumped(path: Path, *steps: dict[str, Any]) -> Path:
     return path
 
 
-def test_what_server_info_says_is_read_of_every_rank(tmp_path: Path) -> None:
-    states = [
-        {"dspark_info_record": {"records": [step(request(4, n)), {"forward_ct": 3}]}}
-        for n in (0, 2)
-    ]
+def test_what_server_info_says_is_read_of_every_rank(tmp_path):
+    told = [[step(request(4, n)), {"forward_ct": 3}] for n in (0, 2)]
+    states = [{"dspark_info_record": {"records": records}} for records in told]
     path = tmp_path / "info.json"
     path.write_text(json.dumps({"internal_states": states, "version": "0.5.23"}))
     found = SglangRecords(str(path), "chat").read()
@@ -204,7 +188,7 @@ def test_what_server_info_says_is_read_of_every_rank(tmp_path: Path) -> None:
         assert "holds no debug records" in said(SglangRecords(str(path), "chat").read)
 
 
-def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
+def test_only_verified_tokens_of_debug_records_count(tmp_path):
     path = dumped(
         tmp_path / "info.json",
         step(request(4, 1), request(2, 1, "b")),
@@ -228,15 +212,12 @@ def test_only_verified_tokens_of_debug_records_count(tmp_path: Path) -> None:
         ('{"records": []}', "got none"),
     ],
 )
-def test_other_json_is_refused(content: str, says: str, tmp_path: Path) -> None:
+def test_other_json_is_refused(content, says, tmp_path):
     (tmp_path / "x.json").write_text(content)
     assert says in said(SglangRecords(str(tmp_path / "x.json"), "chat").read)
 
 
-# Our own harvests ---------------------------------------------------------------------------------
-
-
-def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
+def test_a_harvest_says_what_its_draft_thought(tmp_path):
     folder = write_harvest(tmp_path / "data")
     found, rounds = Harvest(str(folder), None).read(), dataset.Harvest.open(folder).rounds("all")
     assert torch.allclose(torch.sigmoid(found.logits), rounds["q_drawn"].double(), atol=1e-6)
@@ -247,7 +228,7 @@ def test_a_harvest_says_what_its_draft_thought(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["specdecpp", "value"])
-def test_a_checkpoint_says_what_it_predicts(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_says_what_it_predicts(name, tmp_path):
     folder = write_harvest(tmp_path / "data")
     width = columns(name, DIM)
     checkpoint = write_checkpoint(tmp_path / name, name, width, context=CONTEXT)
@@ -256,7 +237,7 @@ def test_a_checkpoint_says_what_it_predicts(name: str, tmp_path: Path) -> None:
     assert not torch.equal(found.logits, Harvest(str(folder), None).read().logits)
 
 
-def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_other_checkpoints_are_refused(tmp_path):
     folder = write_harvest(tmp_path / "data")
     other = write_checkpoint(tmp_path / "x", "specdecpp", DIM, context={**CONTEXT, "pair": {}})
     assert said(Harvest(str(folder), str(other)).read).startswith("source.checkpoint:")

@@ -1,7 +1,6 @@
 """What does not go together is refused when the engine is built, naming both keys."""
 
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +31,7 @@ from decoding.verifiers.token import TokenVerifier
 from evaluation.overlapped.walk import settings_of
 from runtime.errors import UserError
 from tests.contract.engines import stop_rule
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.training.checkpoints import write_checkpoint
 
 PAIR = SimpleNamespace(target=TableLM(random_table(3, 0)), draft=TableLM(random_table(3, 1)))
@@ -65,9 +65,7 @@ ASKS_NO_RULE = [
 
 
 @pytest.mark.parametrize(("structure", "verifier", "reason"), NO_FIT + ASKS_NO_RULE)
-def test_what_does_not_fit_is_refused(
-    structure: DraftStructure, verifier: Verifier, reason: str
-) -> None:
+def test_what_does_not_fit_is_refused(structure, verifier, reason):
     asks = "asks no stop rule" in reason
     with pytest.raises(UserError, match=f"^structure, {'stop' if asks else 'verifier'}: {reason}"):
         build(structure, Fixed(2) if asks else Never(), verifier)
@@ -89,7 +87,7 @@ def test_what_does_not_fit_is_refused(
         (Lookup(3, 1, 4), Never(), SpecHubVerifier()),
     ],
 )
-def test_what_fits_is_built(structure: DraftStructure, stop: StopRule, verifier: Verifier) -> None:
+def test_what_fits_is_built(structure, stop, verifier):
     engine = build(structure, stop, verifier)
     assert (engine.structure, engine.stop, engine.verifier) == (structure, stop, verifier)
 
@@ -120,26 +118,20 @@ NO_OVERLAP = [
 
 
 @pytest.mark.parametrize(("parts", "reason"), NO_OVERLAP)
-def test_what_does_not_fit_an_overlapped_engine_is_refused(parts: dict, reason: str) -> None:
+def test_what_does_not_fit_an_overlapped_engine_is_refused(parts, reason):
     overlapped()
-    with pytest.raises(UserError, match=f"^{reason}"):
-        overlapped(**parts)
+    refuses(f"^{reason}", overlapped, **parts)
 
 
-def test_classes_of_another_length_or_with_another_rule_are_refused(tmp_path: Path) -> None:
+def test_classes_of_another_length_or_with_another_rule_are_refused(tmp_path):
     learned = stop_rule("hrad", tmp_path, {}, gamma=2)
-    with pytest.raises(UserError, match="^structure.gamma_max, stop.check.*structure.gamma_max=2"):
-        overlapped(stop=learned)
+    refuses("^structure.gamma_max, stop.check.*structure.gamma_max=2", overlapped, stop=learned)
     learned.confidence = Never()
-    with pytest.raises(UserError, match="^stop.confidence, engine: Never cannot say"):
-        overlapped(stop=learned)
+    refuses("^stop.confidence, engine: Never cannot say", overlapped, stop=learned)
 
 
 @pytest.mark.parametrize(("age", "fits"), [(0, {False, True}), (1, {True}), (2, set())])
-def test_a_predictor_of_older_states_is_asked_a_priori_alone(
-    tmp_path: Path, age: int, fits: set[bool]
-) -> None:
-    """Of age 0 both ways, as in the paper."""
+def test_a_predictor_of_older_states_is_asked_a_priori_alone(tmp_path, age, fits):
     checkpoint = write_checkpoint(tmp_path, "hrad", 3, gamma=3, settings={"age": age})
     parts = {"structure": BranchPoint(3, 3), "stop": HRADStop(checkpoint, Confidence(0.4))}
     for a_priori in (False, True):

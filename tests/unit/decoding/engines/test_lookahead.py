@@ -11,6 +11,7 @@ from decoding.sampling import Sampler, Warp
 
 GREEDY = Warp(0.0)
 NOBODY = frozenset[int]()
+SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
 
 
 def model(vocab: int = 5, max_length: int = 1000) -> SimpleNamespace:
@@ -30,10 +31,7 @@ def engine(
     return LookaheadEngine(pair, window, ngram, guesses, prompt_pool, **{"warp": GREEDY, **kw})
 
 
-# The pool -----------------------------------------------------------------------------------------
-
-
-def test_pool_keeps_the_latest_of_each_key() -> None:
+def test_pool_keeps_the_latest_of_each_key():
     pool = NgramPool(2)
     pool.add([(1, 2, 3), (1, 4, 5), (7, 8, 9), (1, 2, 3), (1, 6, 6)])
     assert pool.after(1) == [(6, 6), (2, 3)]  # 2, 3 was used again, 4, 5 was not
@@ -50,9 +48,7 @@ def test_pool_keeps_the_latest_of_each_key() -> None:
         ([0, 1, 2, 3, 4], 2, [(1, 2, 3), (2, 3, 4)]),
     ],
 )
-def test_pool_takes_the_n_grams_that_end_in_new_text(
-    text: list[int], new: int, ngrams: list[tuple[int, ...]]
-) -> None:
+def test_pool_takes_the_n_grams_that_end_in_new_text(text, new, ngrams):
     pool = NgramPool(9)
     engine(model())._pool_text(pool, text, new)
     found = {(key, *rest) for key in range(9) for rest in pool.after(key)}
@@ -61,21 +57,18 @@ def test_pool_takes_the_n_grams_that_end_in_new_text(
     assert not any(nothing.after(key) for key in range(9))
 
 
-def test_prompt_and_output_are_drafted_from() -> None:
+def test_prompt_and_output_are_drafted_from():
     """Round after round, the candidates are the latest n-grams of the text: the window is too
     narrow to add any."""
     counting = TableLM(lambda context: torch.eye(5).double()[(sum(context[-1:]) + 1) % 5])
-    trace = engine(
-        SimpleNamespace(target=counting, draft=counting), window=1, ngram=3, guesses=1
-    ).decode([0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0))
+    models = SimpleNamespace(target=counting, draft=counting)
+    narrow = engine(models, window=1, ngram=3, guesses=1)
+    trace = narrow.decode([0, 1, 2, 3, 4, 0], 7, Sampler.seeded(0))
     assert [round_.draft_tokens for round_ in trace.rounds] == [[1, 2], [4, 0], []]
     assert [round_.tokens for round_ in trace.rounds] == [[1, 2, 3], [4, 0, 1], [2]]
 
 
-# The draft ----------------------------------------------------------------------------------------
-
-
-def test_n_grams_with_the_same_beginning_share_it() -> None:
+def test_n_grams_with_the_same_beginning_share_it():
     assert merged([(1, 2, 3), (1, 4, 3), (2, 2, 3), (1, 2, 5)], 9, NOBODY) == (
         [0, 1, 2, 1, 4, 0, 6, 7, 2],
         [1, 2, 3, 4, 3, 2, 2, 3, 5],
@@ -85,16 +78,12 @@ def test_n_grams_with_the_same_beginning_share_it() -> None:
     assert merged([(1, 2)], 0, NOBODY) == merged([], 3, NOBODY) == ([], [])
 
 
-# The window ---------------------------------------------------------------------------------------
-
-
-def test_window_fills_and_then_moves_on() -> None:
+def test_window_fills_and_then_moves_on():
     """W = 2, N = 4. Guesses are numbered step, column: the argmax after column c in step s is 10 s
     + c."""
     window = Window([7, 8, 9], 2, 4)
-    assert (
-        window.rows == [[7, 8, 9]] and window.depth == 3
-    )  # columns 1, 2, 3; column 0 is the last committed token
+    # columns 1, 2, 3; column 0 is the last committed token
+    assert window.rows == [[7, 8, 9]] and window.depth == 3
     assert window.step(0, [10, 11, 12, 13]) == [] and window.rows == [[8, 9], [11, 12, 13]]
     assert window.step(1, [20, 21, 22]) == [] and window.rows == [[9], [12, 13], [21, 22]]
     assert window.depth == 3
@@ -105,16 +94,14 @@ def test_window_fills_and_then_moves_on() -> None:
 
 
 @pytest.mark.parametrize(("width", "ngram"), [(1, 2), (3, 2), (1, 3), (1, 5), (4, 5)])
-def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -> None:
+def test_a_column_is_one_path_at_consecutive_positions(width, ngram):
     """A guess sees the oldest row up to its column and the newer ones of its column; its depth is
     its position."""
     window, start = Window([1, 2], width, ngram), 3
     for step in range(ngram + 2):
         tokens, parents, places = window.tree(start)
-        assert (
-            len(tokens) == len(parents) == sum(map(len, window.rows))
-            and len(places) == len(window.rows[0]) + 1
-        )
+        assert len(tokens) == len(parents) == sum(map(len, window.rows))
+        assert len(places) == len(window.rows[0]) + 1
         paths: dict[int, list[int]] = {0: [0]}
         for row, (token, parent) in enumerate(zip(tokens, parents, strict=True), start):
             paths[row] = [*paths[parent], token]
@@ -126,15 +113,10 @@ def test_a_column_is_one_path_at_consecutive_positions(width: int, ngram: int) -
     assert len(window.rows) == ngram - 1 and len(window.rows[0]) == width - 1
 
 
-# The engine ---------------------------------------------------------------------------------------
-
-SETTINGS = [(1, 2, 1), (1, 5, 1), (4, 2, 3), (3, 3, 2), (7, 5, 7)]
-
-
 @pytest.mark.parametrize("max_length", range(4, 20))
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.few(16)
-def test_no_row_lies_beyond_the_context(settings: tuple[int, int, int], max_length: int) -> None:
+def test_no_row_lies_beyond_the_context(settings, max_length):
     pair, prompt = model(3, max_length), [1, 2, 1]
     forward, farthest = pair.target.forward, [0]
 

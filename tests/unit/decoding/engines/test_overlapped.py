@@ -42,6 +42,8 @@ from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 GREEDY, OFF = Warp(0.0), Warp()
 PROMPT = [3, 17, 5]
+PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
+HALF = {"classes": Always(1, Confidence(0.4))}
 
 
 class ByTarget:
@@ -82,7 +84,7 @@ def engine(
 @pytest.mark.parametrize("rule", [RrswVerifier(), PointMassVerifier()])
 @pytest.mark.parametrize("warp", [GREEDY, OFF])
 @pytest.mark.few(1)
-def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier) -> None:
+def test_side_by_side_is_as_in_turn(pair, warp, rule):
     threaded, serial = engine(pair, warp, rule=rule), engine(pair, warp, overlap=False, rule=rule)
     for seed in range(8):
         prompt = [1 + seed, 2, 3 + seed // 2]
@@ -90,10 +92,7 @@ def test_side_by_side_is_as_in_turn(pair: ModelPair, warp: Warp, rule: Verifier)
         assert len({tuple(trace.tokens) for trace in traces}) == 1
 
 
-PEARL = {"classes": Always(2, Confidence(0.0)), "pre_verify": True, "k_max": 1}
-
-
-def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
+def test_classes_see_the_last_verified_position(pair):
     classes = ByTarget()
     trace = engine(pair, classes=classes).decode(PROMPT, 40, Sampler.seeded(3))
     pair.target.reset()
@@ -105,8 +104,7 @@ def test_classes_see_the_last_verified_position(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, PEARL])
-def test_draft_distributions_are_those_of_an_empty_cache(pair: ModelPair, settings: dict) -> None:
-    """What is kept of a branch and what is dropped leaves the draft's cache right."""
+def test_draft_distributions_are_those_of_an_empty_cache(pair, settings):
     trace, context = engine(pair, **settings).decode(PROMPT, 40, Sampler.seeded(5)), list(PROMPT)
     for round_ in trace.rounds:
         for place, token in enumerate(round_.draft_tokens):
@@ -121,9 +119,7 @@ def test_draft_distributions_are_those_of_an_empty_cache(pair: ModelPair, settin
 
 @pytest.mark.parametrize("side", ["target", "draft"])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_model_that_raises_ends_the_decode(
-    side: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_raises_ends_the_decode(side, overlap, monkeypatch):
     models = tiny_pair()
     model, calls = getattr(models, side), []
 
@@ -143,9 +139,7 @@ def test_a_model_that_raises_ends_the_decode(
     assert len(decoder.decode(PROMPT, 10, Sampler.seeded(0)).tokens) > 0
 
 
-def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch):
     models = tiny_pair()
     decoder = engine(models)
     expected = decoder.decode(PROMPT, 20, Sampler.seeded(0)).tokens
@@ -169,8 +163,7 @@ def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(
 
 
 @pytest.mark.slow
-def test_a_thousand_prompts_leave_nothing_behind(pair: ModelPair) -> None:
-    """No thread, no tensor, and of the process's memory what an allocator's slack explains."""
+def test_a_thousand_prompts_leave_nothing_behind(pair):
     decoder = engine(pair, classes=Always(1, Confidence(0.4)))
 
     def decode(prompts: range) -> tuple[int, int, int]:
@@ -194,9 +187,7 @@ def resident_bytes() -> int:
     ("draft_threads", "of_each"),
     [(None, {"target": {3}, "draft": {1}}), (3, {"target": {1}, "draft": {3}})],
 )
-def test_threads_are_divided_from_the_first_forward_on(
-    pair: ModelPair, draft_threads: int | None, of_each: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_divided_from_the_first_forward_on(pair, draft_threads, of_each, monkeypatch):
     """A prompt of one token has no prefill."""
     seen: dict[str, set[int]] = {"target": set(), "draft": set()}
 
@@ -223,9 +214,7 @@ def test_threads_are_divided_from_the_first_forward_on(
 @pytest.mark.parametrize("settings", [{}, PEARL, {"classes": Always(1, Confidence(0.4))}])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.few(2)
-def test_every_draft_step_is_accepted_rolled_back_or_wasted(
-    pair: ModelPair, overlap: bool, settings: dict
-) -> None:
+def test_every_draft_step_is_accepted_rolled_back_or_wasted(pair, overlap, settings):
     for seed in range(6):
         decoder = engine(pair, overlap=overlap, **settings)
         trace = decoder.decode([1 + seed, 2], 30, Sampler.seeded(seed))
@@ -246,18 +235,16 @@ def test_every_draft_step_is_accepted_rolled_back_or_wasted(
             assert "verify" in jobs and ("draft stage" not in jobs or stage.stage == "draft")
 
 
-def test_an_idle_worker_is_a_bubble(pair: ModelPair) -> None:
-    traces = [
-        engine(pair, overlap=False).decode([2, seed], 30, Sampler.seeded(seed))
-        for seed in range(1, 6)
-    ]
+def test_an_idle_worker_is_a_bubble(pair):
+    in_turn = engine(pair, overlap=False)
+    traces = [in_turn.decode([2, seed], 30, Sampler.seeded(seed)) for seed in range(1, 6)]
     shares = {name: each.value for name, each in summary(timed({"m": traces}))["m"].items()}
     idle = shares["target idle"] + shares["draft idle"]
     assert 1 < idle < 2, "in turn at most one is busy"
     assert sum(shares[f"class {which}"] for which in ("none", "some", "all")) == pytest.approx(1)
     assert 0 < shares["waste"] and 0 < shares["draft stages"] < 1
-    in_turn = 1 - shares["draft"] - shares["target"]
-    assert shares["overhead"] == pytest.approx(in_turn), "as for any engine that runs in turn"
+    outside = 1 - shares["draft"] - shares["target"]
+    assert shares["overhead"] == pytest.approx(outside), "as for any engine that runs in turn"
     assert shares["overhead"] > idle - 1, "a job of the draft's includes drawing"
 
 
@@ -271,9 +258,7 @@ class Trained(Always):
 
 @pytest.mark.parametrize("a_priori", [False, True])
 @pytest.mark.parametrize(("classes", "continued"), [(Trained, 3), (Always, 2)])
-def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_for(
-    pair: ModelPair, classes: type[Always], continued: int, a_priori: bool
-) -> None:
+def test_a_class_asked_after_a_branch_is_of_its_trained_length(pair, classes, continued, a_priori):
     longest = 2 if a_priori else continued
     parts = (BranchPoint(3, 2), classes(ALL, Confidence(0.0)), BlockVerifier(), RrswVerifier())
     overlapped = OverlappedEngine(pair, *parts, OFF, OFF, overlap=False, a_priori=a_priori)
@@ -286,16 +271,9 @@ def test_a_class_asked_after_a_branch_is_about_as_many_tokens_as_it_was_trained_
     assert max(pending) == longest
 
 
-# Two devices --------------------------------------------------------------------------------------
-
-HALF = {"classes": Always(1, Confidence(0.4))}
-
-
 @pytest.mark.parametrize("warp", [GREEDY, OFF])
 @pytest.mark.parametrize(("overlap", "hand_over"), [(True, 0.0), (True, 0.002), (False, 0.0)])
-def test_tokens_are_those_of_a_device_for_each_model(
-    pair: ModelPair, warp: Warp, overlap: bool, hand_over: float
-) -> None:
+def test_tokens_are_those_of_a_device_for_each_model(pair, warp, overlap, hand_over):
     alone = engine(pair, warp, overlap=False, **HALF)
     split = engine(pair, warp, overlap=overlap, pipeline=hand_over, **HALF)
     for seed in range(4):
@@ -327,14 +305,14 @@ class Watched(TwoDevices):
         super().leave(device)
 
 
-def test_nobody_runs_where_another_does(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_runs_where_another_does(pair, monkeypatch):
     devices = Watched()
     monkeypatch.setattr("decoding.engines.pipeline.TwoDevices", lambda: devices)
     trace = engine(pair, pipeline=0.001, **HALF).decode(PROMPT, 40, Sampler.seeded(3))
     assert devices.target == [0, 1] * (len(trace.rounds) + 1), "a prefill, and a call a round"
 
 
-def test_a_waiting_target_comes_first() -> None:
+def test_a_waiting_target_comes_first():
     devices, order = TwoDevices(), list[str]()
     devices.take(0)
     assert devices.take_idle() == 1
@@ -353,7 +331,7 @@ def test_a_waiting_target_comes_first() -> None:
     assert order == ["target"] and not thread.is_alive()
 
 
-def test_models_are_as_before_after_an_error(pair: ModelPair) -> None:
+def test_models_are_as_before_after_an_error(pair):
     before = pair.target.network, pair.draft.network
     with pytest.raises(ZeroDivisionError), pipelined(pair, 0.0):
         assert pair.target.network is not before[0] and pair.draft.network is not before[1]
@@ -362,7 +340,7 @@ def test_models_are_as_before_after_an_error(pair: ModelPair) -> None:
     assert before[0]._half == -1
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_what_cannot_be_split_is_refused():
     def refused(models: object, message: str) -> None:
         with pytest.raises(UserError, match=message):
             engine(models, pipeline=0.0, **HALF)  # type: ignore[arg-type]
@@ -379,9 +357,6 @@ def test_what_cannot_be_split_is_refused() -> None:
     refused(pair, r"engine\.pipeline, pair\.target: .* without hooks and adapters")
 
 
-# Workers ------------------------------------------------------------------------------------------
-
-
 class Stream:
     """Writes down what is asked of it."""
 
@@ -395,7 +370,7 @@ class Stream:
         self.said.append("is finished")
 
 
-def test_jobs_exchange_finished_values_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_exchange_finished_values_only(monkeypatch):
     said = list[str]()
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(device, said))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
@@ -410,9 +385,7 @@ def test_jobs_exchange_finished_values_only(monkeypatch: pytest.MonkeyPatch) -> 
     ]  # fmt: skip
 
 
-def test_a_thread_whose_start_was_interrupted_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch):
     """The pool forgets it."""
     start, begun, goes_on = Thread.start, Event(), Event()
 

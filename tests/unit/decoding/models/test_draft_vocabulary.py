@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
@@ -37,6 +37,7 @@ from evaluation.replay.read import refuse_other_pair
 from evaluation.replay.thresholds import misfit
 from predictors.base import refuse_mismatch
 from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.cached import build
 from tests.helpers.models.tiny_pair import EOS, VOCAB
 
@@ -59,10 +60,7 @@ def loaded(folder: Path, vocabulary: Path | None, dtype: str = "float64") -> Mod
     return load_pair(pair_settings(**models, name="tiny", dtype=dtype, draft_vocabulary=tokens))
 
 
-# The file -----------------------------------------------------------------------------------------
-
-
-def test_a_file_keeps_the_order_and_says_what_was_counted(file: Path, tmp_path: Path) -> None:
+def test_a_file_keeps_the_order_and_says_what_was_counted(file, tmp_path):
     assert read_vocabulary(file, VOCAB).tolist() == KEPT
     with safe_open(file, "pt") as opened:
         assert {name: json.loads(value) for name, value in opened.metadata().items()} == {
@@ -89,16 +87,13 @@ def test_a_file_keeps_the_order_and_says_what_was_counted(file: Path, tmp_path: 
         (torch.tensor([True]), "not a list of token ids"),
     ],
 )
-def test_tokens_that_cannot_be_are_refused(
-    tokens: Tensor, message: str, tmp_path: Path, tiny_pair_dir: Path
-) -> None:
+def test_tokens_that_cannot_be_are_refused(tokens, message, tmp_path, tiny_pair_dir):
     save_file({"tokens": tokens}, tmp_path / "bad.safetensors")
     line = rf"^pair\.draft_vocabulary: .*{message}.*python pairs/draft_vocabulary"
-    with pytest.raises(UserError, match=line):
-        loaded(tiny_pair_dir, tmp_path / "bad.safetensors")
+    refuses(line, loaded, tiny_pair_dir, tmp_path / "bad.safetensors")
 
 
-def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_vocabulary_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"^pair\.draft_vocabulary: no file .*nowhere"):
         read_vocabulary(tmp_path / "nowhere", VOCAB)
     (tmp_path / "text").write_text("[1, 2]")
@@ -108,10 +103,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
             read_vocabulary(tmp_path / name, VOCAB)
 
 
-# The model ----------------------------------------------------------------------------------------
-
-
-def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir: Path, file: Path) -> None:
+def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir, file):
     whole, part = (loaded(tiny_pair_dir, path).draft for path in (None, file))
     assert part.vocab_size == VOCAB and part.model.get_output_embeddings().weight.shape == (9, 24)
     chain, tree = torch.arange(1, 7), (torch.tensor([8, 31, 2]), torch.tensor([-1, 0, 0]))
@@ -133,7 +125,7 @@ def test_logits_are_the_whole_draft_s_and_minus_infinity(tiny_pair_dir: Path, fi
         assert (ours[:, OUTSIDE] == -torch.inf).all()
 
 
-def test_a_model_that_bends_its_logits_has_none_for_other_tokens() -> None:
+def test_a_model_that_bends_its_logits_has_none_for_other_tokens():
     """Gemma 2 takes their hyperbolic tangent: what a layer gave as -inf would come back finite."""
     model = build("gemma2")
     model.config.final_logit_softcapping = 0.5
@@ -145,9 +137,7 @@ def test_a_model_that_bends_its_logits_has_none_for_other_tokens() -> None:
     assert torch.isfinite(part).sum() == 6
 
 
-def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias(
-    tiny_pair_dir: Path, file: Path
-) -> None:
+def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias(tiny_pair_dir, file):
     head = loaded(tiny_pair_dir, file, "float32").draft.model.get_output_embeddings()
     assert isinstance(head, PackedLinear) and head.out_features == 9
     whole = nn.Linear(6, 10)
@@ -159,24 +149,16 @@ def test_part_of_a_packed_layer_is_packed_and_keeps_its_bias(
             torch.testing.assert_close(part(x), whole(x)[:, tokens])
 
 
-def test_a_layer_that_is_not_plain_is_refused() -> None:
+def test_a_layer_that_is_not_plain_is_refused():
     model: Any = SimpleNamespace(get_output_embeddings=lambda: None)
     several = r".*several devices. Set pair\.draft_device"
     for fault in (r"the output layer of pair\.draft is a NoneType", several):
-        with pytest.raises(UserError, match=rf"^pair\.draft_vocabulary: {fault}"):
-            keep_rows(model, torch.tensor([1]))
+        refuses(rf"^pair\.draft_vocabulary: {fault}", keep_rows, model, torch.tensor([1]))
         model.hf_device_map = {"a": "cpu", "b": "disk"}
 
 
-# Decoding -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "draft_warp", [Warp(), Warp(0.0), Warp(0.7, top_k=20), Warp(top_p=0.8)], ids=str
-)
-def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(
-    draft_warp: Warp, tiny_pair_dir: Path, file: Path
-) -> None:
+@pytest.mark.parametrize("draft_warp", [Warp(), Warp(0.0), Warp(0.7, 20), Warp(top_p=0.8)], ids=str)
+def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(draft_warp, tiny_pair_dir, file):
     pair, greedy = loaded(tiny_pair_dir, file), Warp(0.0)
     expected = AutoregressiveEngine(pair, greedy).decode(PROMPT, 24, Sampler.seeded(0)).tokens
     engine = SerialEngine(pair, Chain(4), Fixed(4), TokenVerifier(), greedy, draft_warp)
@@ -188,12 +170,7 @@ def test_drafted_tokens_are_its_own_and_the_answer_is_the_target_s(
     assert q.sum().item() == pytest.approx(1) and q[OUTSIDE].sum() == 0
 
 
-# Identity -----------------------------------------------------------------------------------------
-
-
-def test_another_vocabulary_is_another_draft(
-    tiny_pair_dir: Path, file: Path, tmp_path: Path
-) -> None:
+def test_another_vocabulary_is_another_draft(tiny_pair_dir, file, tmp_path):
     write_vocabulary(tmp_path / "other", torch.tensor(KEPT[:-1]), {})
     write_vocabulary(tmp_path / "same", torch.tensor([EOS, *KEPT[::-1]]), {"counted_on": "else"})
     whole, part, other, same = (

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.models.cached_lm import CachedLM
@@ -109,13 +111,11 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "longest embedding": lambda m: setattr(m.model.embed_tokens, "max_norm", 1.0),
     "a number": lambda m: m.lm_head.register_forward_hook(steered(2)),
     "a forward": lambda m: setattr(projection(m), "forward", MethodType(patched, projection(m))),
-    "a parametrization": lambda m: nn.utils.parametrize.register_parametrization(
-        projection(m), "weight", nn.Tanh()
-    ),
+    "a parametrization": lambda m: register_parametrization(projection(m), "weight", nn.Tanh()),
 }
 
 
-def test_whatever_a_model_computes_with_is_seen() -> None:
+def test_whatever_a_model_computes_with_is_seen():
     fingerprints = {"nothing": model_fingerprint(model())}
     for name, change in CHANGES.items():
         changed = model()
@@ -128,7 +128,7 @@ def test_whatever_a_model_computes_with_is_seen() -> None:
     assert fingerprints["a vector"].partition(",")[2].endswith("steered.<locals>.<lambda>")
 
 
-def test_hooks_of_all_modules_are_seen() -> None:
+def test_hooks_of_all_modules_are_seen():
     before = model_fingerprint(model())
     handle = nn.modules.module.register_module_forward_hook(steer)
     try:
@@ -161,14 +161,12 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "float64": lambda m: m.double(),
     "no gradients": lambda m: m.requires_grad_(False),
     "not contiguous": held_as(lambda weight: weight.T.contiguous().T),
-    "an odd place in memory": held_as(
-        lambda weight: torch.cat([torch.ones(1), weight.reshape(-1)])[1:].view(50, 16)
-    ),
+    "an odd place in memory": held_as(lambda w: F.pad(w.reshape(-1), (1, 0))[1:].view(50, 16)),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_how_a_model_is_held_and_run_is_not(dtype: torch.dtype) -> None:
+def test_how_a_model_is_held_and_run_is_not(dtype):
     plain = model_fingerprint(model().to(torch.bfloat16).float())
     for name, change in SAME.items():
         other = model().to(torch.bfloat16).to(dtype)
@@ -176,7 +174,7 @@ def test_how_a_model_is_held_and_run_is_not(dtype: torch.dtype) -> None:
         assert model_fingerprint(other) == plain, name
 
 
-def test_frequencies_that_follow_the_text_are_those_of_a_short_one() -> None:
+def test_frequencies_that_follow_the_text_are_those_of_a_short_one():
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     used = model(max_position_embeddings=16, rope_parameters=rope)
     before = model_fingerprint(used)
@@ -186,15 +184,14 @@ def test_frequencies_that_follow_the_text_are_those_of_a_short_one() -> None:
     assert model_fingerprint(used) != before
 
 
-def test_what_ends_a_response_belongs_to_a_pair_and_earlier_versions_are_named_as_such() -> None:
+def test_what_ends_a_response_belongs_to_a_pair_and_earlier_versions_are_named_as_such():
     pair, other = tiny_pair(), tiny_pair()
     other.eos_ids = (1, 5)
     assert pair_identity(other) == {**pair_identity(pair), "eos_ids": [1, 5]}
     assert pair_identity(pair)["eos_ids"] != [1, 5]
 
 
-def test_an_adapter_is_part_of_a_model() -> None:
-    """Its weights, how much they count, whether it is active, merged, and of what kind it is."""
+def test_an_adapter_is_part_of_a_model():
     peft = pytest.importorskip("peft")
 
     def adapted(alpha: int = 8, **changes: Any) -> Any:

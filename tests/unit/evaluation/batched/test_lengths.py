@@ -22,7 +22,7 @@ def candidates(accept: float) -> list[Candidate]:
     return sweep(Replayer(table, 4), lengths, {"fixed": range(1, 5)})
 
 
-def test_one_request_is_what_replay_says() -> None:
+def test_one_request_is_what_replay_says():
     found = candidates(0.8)
     plain = cost_table(0.05, {1: 1.0, 8: 1.0})
     one = best_length(found, found, COST, 1, 4)
@@ -34,14 +34,14 @@ def test_one_request_is_what_replay_says() -> None:
     assert one["plain_tokens_per_second"] == 1.0
 
 
-def test_it_does_not_pay_where_rows_cost_what_they_bring() -> None:
+def test_it_does_not_pay_where_rows_cost_what_they_bring():
     found = candidates(0.5)
     eight = best_length(found, found, DEAR, 8, 4)
     assert eight["length"] == 0 < eight["best"] and eight["best_speedup"] < 1 == eight["speedup"]
     assert eight["tokens_per_second"] == eight["plain_tokens_per_second"] == pytest.approx(1.0)
 
 
-def test_tokens_of_a_step_by_hand() -> None:
+def test_tokens_of_a_step_by_hand():
     """Two requests, one token each: 0.05 s of draft and 1 s of four rows bring about 2 * 1.5."""
     found = candidates(0.5)
     one = next(each for each in found if each.threshold == 1)
@@ -49,7 +49,7 @@ def test_tokens_of_a_step_by_hand() -> None:
     assert one.counts["emitted"].sum() / spent.sum() == pytest.approx(2 * 1.5 / 1.05, rel=0.05)
 
 
-def test_the_rows_say_the_same_and_the_answer_is_a_sentence() -> None:
+def test_the_rows_say_the_same_and_the_answer_is_a_sentence():
     found = candidates(0.8)
     one = best_length(found, found, COST, 1, 4)
     rows = measurements({"test": found}, COST, [1, 2], 4, {})

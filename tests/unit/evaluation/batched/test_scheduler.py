@@ -41,9 +41,14 @@ from tests.helpers.data.rollout_tables import sampled_table
 FREE = PerRow(1.0, 0.0, 0.01, 0.0)
 DEAR = PerRow(1.0, 0.2, 0.01, 0.0)  # a row that is accepted with .1 does not pay
 HALF, THREE_QUARTERS = np.full((2, 5, 3), 0.5), np.full((2, 5, 3), 0.75)
+P = np.array([0.6, 0.4])
+Q = np.array([0.5, 0.5])
+SAID = np.array([0.9, 0.2])  # of a drawn token, by what it is
+REJECTED = np.array([1.0, 0.0])  # norm([P - Q]+)
+SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
 
 
-def test_a_budget_by_hand() -> None:
+def test_a_budget_by_hand():
     survival = np.array([[0.9, 0.8, 0.1], [0.5, 0.4, 0.3]])
     assert [filled(survival, b).tolist() for b in (0, 2, 3, 5)] == [[0, 0], [2, 0], [2, 1], [2, 3]]
     # (2 + .9) / 1.1, (2 + 1.7) / 1.2, (2 + 2.2) / 1.5, ...
@@ -53,14 +58,14 @@ def test_a_budget_by_hand() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.data())
-def test_equal_survival_is_a_fixed_length(requests: int, gamma: int, data: st.DataObject) -> None:
+def test_equal_survival_is_a_fixed_length(requests, gamma, data):
     length = data.draw(st.integers(0, gamma))
     survival = np.tile(0.7 ** np.arange(1, gamma + 1), (requests, 1))
     assert filled(survival, requests * length).tolist() == [length] * requests
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_what_is_taken_is_a_prefix(requests: int, gamma: int, seed: int) -> None:
+def test_what_is_taken_is_a_prefix(requests, gamma, seed):
     survival = np.random.default_rng(seed).random((requests, gamma)).cumprod(1)
     for budget in range(requests * gamma + 1):
         lengths = filled(survival, budget)
@@ -70,19 +75,13 @@ def test_what_is_taken_is_a_prefix(requests: int, gamma: int, seed: int) -> None
         assert min(taken, default=1) >= max(left, default=0)
 
 
-def test_a_stale_budget_is_that_of_two_steps_ago() -> None:
+def test_a_stale_budget_is_that_of_two_steps_ago():
     seconds = np.array([1, 1.5, 3.0])
     policy = Budget(seconds, lag=2)
     sure, unsure = np.array([[0.9, 0.8]]), np.array([[0.1, 0.01]])
     assert Budget(seconds).lengths(sure).tolist() == [1]
     assert Budget(seconds).lengths(unsure).tolist() == [0]
     assert [int(policy.lengths(each)[0]) for each in (unsure, unsure, sure, sure)] == [1, 1, 0, 0]
-
-
-P = np.array([0.6, 0.4])
-Q = np.array([0.5, 0.5])
-SAID = np.array([0.9, 0.2])  # of a drawn token, by what it is
-REJECTED = np.array([1.0, 0.0])  # norm([P - Q]+)
 
 
 def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
@@ -99,12 +98,7 @@ def two_tokens(draft: tuple[int, int], verified: int) -> np.ndarray:
     return law
 
 
-SMOOTH, STEPPED = (1.0, 1.1, 1.2, 1.3, 4.0), (1.0, 1.1, 1.9, 1.95, 1.95)  # seconds by budget
-
-
-def joint_law(
-    before: bool, lag: int, seconds: tuple[float, ...] = SMOOTH, said: np.ndarray = SAID
-) -> np.ndarray:
+def joint_law(before: bool, lag: int, seconds: Any = SMOOTH, said: Any = SAID) -> np.ndarray:
     """[2, 2, 2, 2], of the next two tokens of two requests that share a budget."""
     law = np.zeros((2, 2, 2, 2))
     for first in product(range(2), repeat=2):
@@ -114,15 +108,12 @@ def joint_law(
                 policy.lengths(np.array([[0.9, 0.8], [0.9, 0.8]]))
             lengths = policy.lengths(said[np.array([first, second])].cumprod(1))
             chance = Q[list(first + second)].prod()
-            laws = [
-                two_tokens(draft, int(length))
-                for draft, length in zip((first, second), lengths, strict=True)
-            ]
+            laws = map(two_tokens, (first, second), lengths.tolist())
             law += chance * np.multiply.outer(*laws)
     return law
 
 
-def test_it_is_exact_with_survival_before_and_a_settled_budget_alone() -> None:
+def test_it_is_exact_with_survival_before_and_a_settled_budget_alone():
     exact = np.multiply.outer(np.outer(P, P), np.outer(P, P))
     assert abs(joint_law(True, 1) - exact).max() < 1e-12
     assert min(abs(joint_law(False, lag) - exact).max() for lag in (0, 1)) > 1e-3
@@ -130,7 +121,7 @@ def test_it_is_exact_with_survival_before_and_a_settled_budget_alone() -> None:
     assert abs(joint_law(True, 1, STEPPED) - exact).max() < 1e-12
 
 
-def test_a_token_that_is_said_to_be_rejected_for_sure_is_a_draft_token_all_the_same() -> None:
+def test_a_token_that_is_said_to_be_rejected_for_sure_is_a_draft_token_all_the_same():
     """Isotonic maps say 0. Whether it is verified must not depend on that."""
     exact = np.multiply.outer(np.outer(P, P), np.outer(P, P))
     law = joint_law(before=True, lag=1, said=np.array([0.9, 0.0]))
@@ -140,7 +131,7 @@ def test_a_token_that_is_said_to_be_rejected_for_sure_is_a_draft_token_all_the_s
     assert policy.lengths(survival).tolist() == [1, 1]
 
 
-def test_what_is_not_drafted_is_not_verified() -> None:
+def test_what_is_not_drafted_is_not_verified():
     one = replace(texts(0.5), most=np.ones((3, 20), np.int64))
     seconds = step_seconds(PerRow(1.0, 0.5, 0.1, 0.0), 2, 3, 1)
     asked = [serve(one, FixedLength(length), seconds, 2, 4) for length in (1, 3)]
@@ -154,7 +145,7 @@ def texts(accept: float, prompts: int = 3, gamma: int = 3) -> Texts:
     return Texts(np.full(shape, accept), np.full(shape, accept), most, np.full(prompts, 20))
 
 
-def test_served_alone_without_a_draft_is_a_token_a_step() -> None:
+def test_served_alone_without_a_draft_is_a_token_a_step():
     cost = PerRow(1.0, 0.0, 0.1, 0.0)
     seconds = step_seconds(cost, 2, 3, 0)
     found = serve(texts(0.5), FixedLength(0), seconds, 2, 4)
@@ -163,10 +154,7 @@ def test_served_alone_without_a_draft_is_a_token_a_step() -> None:
     assert everything.rate == pytest.approx(8 / 1.3)  # 20 tokens are five rounds of four
 
 
-# What the scheduler is told -----------------------------------------------------------------------
-
-
-def test_rows_are_rounds_with_expected_labels() -> None:
+def test_rows_are_rounds_with_expected_labels():
     table = sampled_table(HALF, THREE_QUARTERS)
     found = confidences(table, 2)
     assert found.gamma == 2 and found.group.tolist() == [0] * 5 + [1] * 5
@@ -177,7 +165,7 @@ def test_rows_are_rounds_with_expected_labels() -> None:
     assert confidences(table, 3).group.tolist() == [0] * 5 + [1] * 2, "padding is left out"
 
 
-def test_what_is_told_by_name() -> None:
+def test_what_is_told_by_name():
     maps = {"halved": of_temperatures([2.0, 2.0, 2.0]), "none": None}
     found = told(sampled_table(HALF, THREE_QUARTERS), 3, maps)
     assert list(found) == [LOGGED, "halved", ORACLE]
@@ -187,7 +175,7 @@ def test_what_is_told_by_name() -> None:
     assert found.tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
-def test_calibrations_are_fitted() -> None:
+def test_calibrations_are_fitted():
     draws = np.random.default_rng(0).random((8, 40, 2))
     table = sampled_table(draws / 2, draws)  # half as often as it says
     fit = {"_target_": "hydra.utils.get_method", "path": "predictors.calibration.fit_platt"}
@@ -207,9 +195,6 @@ def test_calibrations_are_fitted() -> None:
     assert constants[:, 1].tolist() == pytest.approx([expected] * 5)
 
 
-# Ways to spend the rows of a step -----------------------------------------------------------------
-
-
 def by_name(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[str, dict[str, Any]]:
     simulation = Simulation(sampled_table(accept, confidence), {}, cost, 4, 3)
     rows = compared(simulation.measured(simulation.ways()))
@@ -217,7 +202,7 @@ def by_name(accept: np.ndarray, confidence: np.ndarray, cost: PerRow) -> dict[st
     return {row["name"]: row for row in rows}
 
 
-def test_nothing_is_gained_where_all_tokens_are_alike() -> None:
+def test_nothing_is_gained_where_all_tokens_are_alike():
     same = np.full((4, 30, 3), 0.8)
     found = by_name(same, same, FREE)
     stale = [f"budget, {name}, 2 steps old" for name in (LOGGED, ORACLE)]
@@ -230,7 +215,7 @@ def test_nothing_is_gained_where_all_tokens_are_alike() -> None:
     assert found[FIXED]["tokens_per_second"].value > 6
 
 
-def test_knowing_which_tokens_are_accepted_pays_where_rows_are_dear() -> None:
+def test_knowing_which_tokens_are_accepted_pays_where_rows_are_dear():
     kinds = np.random.default_rng(0).random((4, 30, 1)) < 0.5
     accept = np.where(kinds, 0.95, 0.1) * np.ones((4, 30, 3))
     wrong = by_name(accept, 1 - accept, DEAR)

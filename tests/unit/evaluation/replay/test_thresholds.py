@@ -1,13 +1,12 @@
 """The file of tuned thresholds: what is used of it, and what is refused."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evaluation.replay import thresholds
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 STOP = {"_target_": "decoding.stopping.adaedl.AdaEDL", "threshold": None, "kappa": 0.2}
 PAIR, WARP = {"name": "toy", "target": "aa"}, {"temperature": 0.0}
@@ -26,7 +25,7 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
+def test_thresholds_are_for_a_pair_and_its_distributions():
     for run, other in (
         (RUN, None),
         (RUN | {"pair": {"name": "mine", "target": "aa"}}, None),
@@ -48,7 +47,7 @@ def test_thresholds_are_for_a_pair_and_its_distributions() -> None:
         "results.chosen.rules.adaedl.speculate",
     ],
 )
-def test_a_damaged_file_ends_with_one_line(missing: str, tmp_path: Path) -> None:
+def test_a_damaged_file_ends_with_one_line(missing, tmp_path):
     file = tmp_path / "x.json"
     thresholds.write(file, FOUND)
     assert thresholds.read(file) == FOUND
@@ -59,5 +58,4 @@ def test_a_damaged_file_ends_with_one_line(missing: str, tmp_path: Path) -> None
     del node[last]
     thresholds.write(file, found)
     words = r"^thresholds: .*is damaged \(no(thing about| valid) .*python scripts/tune\.py"
-    with pytest.raises(UserError, match=words):
-        thresholds.read(file)
+    refuses(words, thresholds.read, file)

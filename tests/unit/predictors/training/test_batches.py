@@ -16,18 +16,21 @@ from predictors.training.batches import (
     smote,
     standardisation,
 )
-from runtime.errors import UserError
+from tests.helpers.damage.refusals import refuses
 
 
-def test_items_are_all_rows_of_a_prompt() -> None:
+def test_items_are_all_rows_of_a_prompt_and_shares_differ_by_one_at_most():
     group = torch.tensor([7, 9, 7, 9, 9, 3])
     items = Items(torch.arange(6.0)[:, None].bfloat16(), torch.arange(6), group)
     x, y = items.__getitems__([2, 0])
     assert len(items) == 3 and y.tolist() == [1, 3, 4, 5] and x.dtype == torch.float32
+    for size in (0, 1, 5, 32):
+        sizes = [len(range(size)[part_of(size, rank, 3)]) for rank in range(3)]
+        assert sum(sizes) == size and max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
-def test_parts_of_a_micro_batch_are_the_micro_batch_in_order(processes: int) -> None:
+def test_parts_of_a_micro_batch_are_the_micro_batch_in_order(processes):
     group = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3] * 2)
     items = Items(torch.arange(20.0)[:, None], torch.arange(20), group)
     for batch in ([4, 0, 2, 1, 3], [6, 0], []):
@@ -40,13 +43,7 @@ def test_parts_of_a_micro_batch_are_the_micro_batch_in_order(processes: int) -> 
             before += len(x)
 
 
-def test_shares_differ_by_one_at_most() -> None:
-    for size in (0, 1, 5, 32):
-        sizes = [len(range(size)[part_of(size, rank, 3)]) for rank in range(3)]
-        assert sum(sizes) == size and max(sizes) - min(sizes) <= 1
-
-
-def test_dropout_of_the_parts_is_that_of_the_whole() -> None:
+def test_dropout_of_the_parts_is_that_of_the_whole():
     x, layer, parts = torch.randn(7, 5), RowDropout(0.4), list[torch.Tensor]()
     torch.manual_seed(0)
     whole = nn.functional.dropout(x, 0.4)
@@ -65,7 +62,7 @@ def unbalanced(*counts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, label, torch.arange(len(label))
 
 
-def test_no_prompt_is_on_both_sides_and_both_have_one() -> None:
+def test_no_prompt_is_on_both_sides_and_constant_columns_keep_their_scale():
     group = torch.arange(200) // 10
     held = hold_out_prompts(group, 0.2, seed=0)
     assert len(group[held].unique()) == 4
@@ -74,17 +71,12 @@ def test_no_prompt_is_on_both_sides_and_both_have_one() -> None:
     for fraction in (0.01, 0.99):
         held = hold_out_prompts(torch.tensor([4, 4, 7]), fraction, seed=1)
         assert held.any() and (~held).any()
-    with pytest.raises(UserError, match="fewer than 2 prompts"):
-        hold_out_prompts(torch.zeros(9), 0.1, seed=0)
-
-
-def test_constant_columns_keep_their_scale() -> None:
+    refuses("fewer than 2 prompts", hold_out_prompts, torch.zeros(9), 0.1, seed=0)
     mean, scale = standardisation(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     assert mean.tolist() == [2.0, 5.0] and scale.tolist() == [1.0, 1.0]
 
 
-def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone() -> None:
-    """Synthetic rows lie between rows of their class."""
+def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone():
     given = unbalanced(40, 12, 8)
     more = smote(*given, neighbours=5, seed=0)
     assert torch.bincount(more[1]).tolist() == [40, 40, 40] and more[0].dtype == torch.float32
@@ -99,7 +91,7 @@ def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone() ->
     assert (through - torch.cdist(real, real)).amin(dim=(1, 2)).max() < 1e-3
 
 
-def test_small_classes_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_classes_are_reported(capsys):
     _, labels, _ = smote(*unbalanced(20, 3, 1), neighbours=5, seed=0)
     assert torch.bincount(labels).tolist() == [20, 20, 1]
     printed = capsys.readouterr().out
@@ -107,7 +99,7 @@ def test_small_classes_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "class 2 skipped, 1 training rows" in printed
 
 
-def test_order_depends_on_seed_and_epoch_alone_and_weighted_draws_are_balanced() -> None:
+def test_order_depends_on_seed_and_epoch_alone_and_weighted_draws_are_balanced():
     sampler, again = EpochSampler(50, seed=3), EpochSampler(50, seed=3)
     first = list(sampler)
     sampler.epoch = again.epoch = 1

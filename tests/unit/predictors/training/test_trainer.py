@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ SETTINGS |= {"accumulate": 2, "warmup_ratio": 0.1}
 GOLDEN = [0.591, 0.510, 0.458, 0.429, 0.423]
 Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
 cross_entropy = partial(smoothed_cross_entropy, smoothing=0.0)
+F = torch.tensor([[0.2, 0.8], [0.7, 0.3]]).log()  # logits of f = .8 and f = .3
 
 
 def problem() -> tuple[Items, Items]:
@@ -30,9 +30,7 @@ def problem() -> tuple[Items, Items]:
     return Items(x[:60], y[:60], torch.arange(60) // 5), Items(x[60:], y[60:])
 
 
-def fit(
-    trainer: Trainer, loss: Loss = cross_entropy, held_out_loss: Loss = cross_entropy
-) -> nn.Module:
+def fit(trainer: Trainer, loss: Loss = cross_entropy, held_out_loss: Any = cross_entropy) -> Any:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
     return trainer.train(module, *problem(), loss, held_out_loss)
@@ -54,7 +52,7 @@ class Curves:
             raise KeyboardInterrupt
 
 
-def test_golden_loss_and_same_seed_same_weights() -> None:
+def test_golden_loss_and_same_seed_same_weights():
     trainer = Trainer(**SETTINGS)
     assert not fit(trainer).training
     assert [row["validation_loss"] for row in trainer.history] == pytest.approx(GOLDEN, abs=2e-3)
@@ -63,7 +61,7 @@ def test_golden_loss_and_same_seed_same_weights() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "plateau"])
-def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, schedule: str) -> None:
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path, schedule):
     settings = {**SETTINGS, "schedule": schedule}
     whole = Trainer(**settings)
     expected = fit(whole)
@@ -79,7 +77,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, schedule: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_finished_run_that_was_not_saved_trains_no_more(tmp_path: Path) -> None:
+def test_a_finished_run_that_was_not_saved_trains_no_more(tmp_path):
     def never(logits: torch.Tensor, y: torch.Tensor) -> Pairs:
         raise AssertionError("no step is left to take")
 
@@ -90,7 +88,7 @@ def test_a_finished_run_that_was_not_saved_trains_no_more(tmp_path: Path) -> Non
     assert again.history == first.history
 
 
-def test_early_stopping_keeps_the_best_weights() -> None:
+def test_early_stopping_keeps_the_best_weights():
     falling_then_rising = iter([3.0, 1.0, 2.0, 2.0, 2.0])
     kept = []
 
@@ -104,34 +102,25 @@ def test_early_stopping_keeps_the_best_weights() -> None:
     assert torch.equal(logits_in_chunks(module, problem()[1].x), kept[1])
 
 
-def test_plateau_halves_the_rate_after_three_epochs_without_progress() -> None:
+def test_plateau_halves_the_rate_after_three_epochs_and_cosine_warms_up_then_falls():
     trainer = Trainer(epochs=6, batch_size=3, lr=0.1, schedule="plateau", patience=9)
     fit(trainer, held_out_loss=lambda logits, y: (torch.ones(1), torch.ones(1)))
     assert [row["lr"] for row in trainer.history] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
-
-
-def test_accumulation_takes_one_step_per_group_of_micro_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steps, step = [], torch.optim.AdamW.step
-    monkeypatch.setattr(
-        torch.optim.AdamW, "step", lambda self, *a, **k: steps.append(1) or step(self, *a, **k)
-    )
-    fit(Trainer(**{**SETTINGS, "epochs": 1, "accumulate": 3}))  # 12 prompts = 4 micro-batches of 3
-    assert len(steps) == 2
-
-
-def test_cosine_warms_up_then_falls_to_zero() -> None:
     assert [cosine(step, 4, 12) for step in (0, 2, 4, 8, 12)] == pytest.approx([0, 0.5, 1, 0.5, 0])
     assert cosine(0, 0, 10) == 1
 
 
-def test_a_diverging_run_says_so() -> None:
+def test_accumulation_takes_one_step_per_group_of_micro_batches(monkeypatch):
+    steps, step = [], torch.optim.AdamW.step
+    counted = lambda self, *a, **k: steps.append(1) or step(self, *a, **k)  # noqa: E731
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    fit(Trainer(**{**SETTINGS, "epochs": 1, "accumulate": 3}))  # 12 prompts = 4 micro-batches of 3
+    assert len(steps) == 2
+
+
+def test_a_diverging_run_says_so():
     with pytest.raises(UserError, match="trainer.lr"):
         fit(Trainer(**SETTINGS), lambda logits, y: (logits.sum()[None] * math.nan, torch.ones(1)))
-
-
-F = torch.tensor([[0.2, 0.8], [0.7, 0.3]]).log()  # logits of f = .8 and f = .3
 
 
 def soft_bce(logits: torch.Tensor, s: torch.Tensor) -> float:
@@ -142,7 +131,7 @@ def smoothed(logits: torch.Tensor, label: torch.Tensor) -> float:
     return mean_loss(*losses.smoothed_cross_entropy(logits, label, 0.1)).item()
 
 
-def test_weighted_soft_bce_by_hand_over_the_micro_batch_and_not_per_row() -> None:
+def test_weighted_soft_bce_by_hand_over_the_micro_batch_and_not_per_row():
     # s = .9 and s = .25, w_rej = 6, w_acc = 1
     first = 6 * 0.1 * -math.log(0.2) + 0.9 * -math.log(0.8)
     second = 6 * 0.75 * -math.log(0.7) + 0.25 * -math.log(0.3)
@@ -153,18 +142,15 @@ def test_weighted_soft_bce_by_hand_over_the_micro_batch_and_not_per_row() -> Non
     assert soft_bce(F, s) == pytest.approx((rows[0] + 6 * rows[1]) / 7, rel=1e-5)
 
 
-def test_weighted_soft_bce_minimum_is_shifted_down_by_w_rej() -> None:
+def test_weighted_soft_bce_minimum_is_shifted_down_by_w_rej():
     s = 0.6
     best = s / (s + 6.0 * (1 - s))
-    values = [
-        soft_bce(torch.tensor([[1 - f, f]]).log(), torch.tensor([s]))
-        for f in (best - 0.02, best, best + 0.02)
-    ]
+    logits = [torch.tensor([[1 - f, f]]).log() for f in (best - 0.02, best, best + 0.02)]
+    values = [soft_bce(each, torch.tensor([s])) for each in logits]
     assert values[1] == min(values)
 
 
-def test_smoothed_and_balanced_cross_entropy_by_hand() -> None:
-    """Balanced is the mean over the classes that occur."""
+def test_smoothed_and_balanced_cross_entropy_by_hand():
     z = torch.tensor([[2.0, 0.0, -1.0]])
     log_p = z.log_softmax(-1)[0]
     expected = -(0.9 + 0.1 / 3) * log_p[0] - 0.1 / 3 * (log_p[1] + log_p[2])
@@ -176,8 +162,7 @@ def test_smoothed_and_balanced_cross_entropy_by_hand() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 2, 5])
-def test_parts_add_up_to_the_whole(cut: int) -> None:
-    """In value and gradient, an empty part included."""
+def test_parts_add_up_to_the_whole(cut):
     x, w, soft = torch.randn(5, 4), torch.randn(4, 3, requires_grad=True), torch.rand(5)
     label = torch.tensor([0, 0, 1, 0, 2])
     for loss, y, classes in (
@@ -186,9 +171,8 @@ def test_parts_add_up_to_the_whole(cut: int) -> None:
         (lambda logits, c: losses.balanced_cross_entropy(logits, c, 0.1), label, 3),
     ):
         whole = mean_loss(*loss((x @ w)[:, :classes], y))
-        parts = [
-            loss((x[rows] @ w)[:, :classes], y[rows]) for rows in (slice(0, cut), slice(cut, 5))
-        ]
+        halves = slice(0, cut), slice(cut, 5)
+        parts = [loss((x[rows] @ w)[:, :classes], y[rows]) for rows in halves]
         counts = sum(part[1] for part in parts)
         total = sum(mean_loss(sums, counts) for sums, _ in parts)
         assert total.item() == pytest.approx(whole.item(), rel=1e-5)

@@ -79,7 +79,7 @@ def faults(values: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize(("choice", "setting"), CASES, ids=str)
 @pytest.mark.few(60)
-def test_what_no_constructor_takes_is_refused(choice: str, setting: str) -> None:
+def test_what_no_constructor_takes_is_refused(choice, setting):
     values = inner = composed(choice)
     key, _, written = setting.partition("=")
     *above, name = key.split(".")
@@ -93,9 +93,9 @@ def test_what_no_constructor_takes_is_refused(choice: str, setting: str) -> None
 
 
 @pytest.mark.parametrize("choice", REFUSED)
-def test_what_the_configs_say_is_taken(choice: str) -> None:
+def test_what_the_configs_say_is_taken(choice):
     assert faults(composed(choice)) == {}
 
 
-def test_a_setting_that_nobody_has_is_refused() -> None:
+def test_a_setting_that_nobody_has_is_refused():
     assert "gama" in faults({**composed("stop/fixed"), "gama": 3})["x.gama"]

@@ -12,16 +12,7 @@ from pydantic import Field
 from runtime.errors import shown
 from runtime.settings import kinds
 from runtime.settings.check import expected, faults, fits, help_of, part
-from runtime.settings.kinds import (
-    Address,
-    Count,
-    Counts,
-    Group,
-    Layers,
-    Part,
-    Probability,
-    Variable,
-)
+from runtime.settings.kinds import Count, Group, Part, Probability
 
 NAN, INF, SECRET = math.nan, math.inf, "S3CR3T"
 CONFIDENCE = {"_target_": "decoding.stopping.confidence.Confidence", "threshold": 0.4}
@@ -46,20 +37,20 @@ class Settings(Group):
     splits: Splits
     stop: Annotated[Part, "rule"]
     method: dict[str, Method]
-    layers: Layers | None
+    layers: kinds.Layers | None
     free: Any
 
 
 class Server(Group):
-    url: Annotated[Address, "of a server"]
-    key_variable: Annotated[Variable | None, "holds its key"]
+    url: Annotated[kinds.Address, "of a server"]
+    key_variable: Annotated[kinds.Variable | None, "holds its key"]
 
 
 class Outer(Group):
     inner: Splits
     named: dict[str, Method]
     part: Annotated[Part | Splits, "made, or settings"]
-    counts: Counts
+    counts: kinds.Counts
     absent: Count | None
 
 
@@ -95,7 +86,7 @@ RIGHT: dict[str, Any] = {
         (Literal["a", "b"], ["a"], ["c", "", None, 1, ["a"]]),
     ],
 )
-def test_a_kind_takes_what_it_says_as_it_stands(kind: Any, right: list, wrong: list) -> None:
+def test_a_kind_takes_what_it_says_as_it_stands(kind, right, wrong):
     assert [value for value in right if not fits(kind, value)] == []
     assert [value for value in wrong if fits(kind, value)] == []
 
@@ -117,7 +108,7 @@ def test_a_kind_takes_what_it_says_as_it_stands(kind: Any, right: list, wrong: l
         (dict[str, Any], "settings by name"),
     ],
 )
-def test_expected_in_words(kind: Any, words: str) -> None:
+def test_expected_in_words(kind, words):
     assert expected(kind) == words
     assert help_of(Annotated[kinds.Count, "help"]) == "help" and help_of(kinds.Count) == ""
 
@@ -132,7 +123,7 @@ def test_expected_in_words(kind: Any, words: str) -> None:
         ("müßig", "'müßig'"),
     ],
 )
-def test_values_are_shown_so_that_no_terminal_obeys(value: Any, text: str) -> None:
+def test_values_are_shown_so_that_no_terminal_obeys(value, text):
     assert shown(value) == text
 
 
@@ -167,19 +158,19 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("layers", [-1, -1], "layers", "expected a list of different layers"),
     ],
 )
-def test_the_key_at_fault_is_named(key: str, value: Any, at: str, says: str) -> None:
+def test_the_key_at_fault_is_named(key, value, at, says):
     first, *_ = faults(Settings, changed(key, value))
     assert first.key == at and says in str(first) and "\n" not in str(first)
 
 
-def test_a_missing_setting_is_named_and_right_ones_have_no_faults() -> None:
+def test_a_missing_setting_is_named_and_right_ones_have_no_faults():
     assert list(faults(Settings, RIGHT)) == []
     values = {name: value for name, value in RIGHT.items() if name not in ("limit", "splits")}
     (only,) = faults(Settings, values)
     assert str(only) == "splits: expected settings by name, got null. Add +splits=..."
 
 
-def test_parts_within_parts_are_checked() -> None:
+def test_parts_within_parts_are_checked():
     value = {
         "_target_": "decoding.stopping.hrad.HRADStop",
         "checkpoint": "checkpoints/hrad",
@@ -206,7 +197,7 @@ def told(**values: object) -> list[str]:
         *("127.0.0.1:8000", "ftp://x/v1", "http://", "http://x:abc/v1", "", 5, None, [SECRET]),
     ],
 )
-def test_no_other_address_is_taken_and_none_is_shown(url: object) -> None:
+def test_no_other_address_is_taken_and_none_is_shown(url):
     assert told() == told(key_variable="API_KEY", url="https://host/a/v1") == []
     (line,) = told(url=url)
     assert line.startswith("url: expected an address such as http://127.0.0.1:8000/v1, without")
@@ -214,13 +205,13 @@ def test_no_other_address_is_taken_and_none_is_shown(url: object) -> None:
 
 
 @pytest.mark.parametrize("value", [f"sk-{SECRET.lower()}", f"{SECRET} ", "api_key", "", 5, ["A"]])
-def test_a_key_in_place_of_the_name_of_its_variable_is_not_shown(value: object) -> None:
+def test_a_key_in_place_of_the_name_of_its_variable_is_not_shown(value):
     (line,) = told(key_variable=value)
     assert line.startswith("key_variable: expected the name of an environment variable, such as")
     assert SECRET.lower() not in line.lower()
 
 
-def test_groups_are_objects_and_parts_stay_nodes() -> None:
+def test_groups_are_objects_and_parts_stay_nodes():
     splits = {"test": "${counts.0}", "rest": 2}
     named, made = {"a": {"stop": CONFIDENCE}}, {"_target_": "builtins.dict", "x": 1}
     cfg = OmegaConf.create({"inner": splits, "named": named, "part": made, "counts": [3, 4]})

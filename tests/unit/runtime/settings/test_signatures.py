@@ -72,7 +72,8 @@ def read(name: str) -> dict[str, tuple[Any, bool]]:
     return {key: tuple(setting) for key, setting in settings_of(f"written.{name}").items()}
 
 
-COUNT = kinds.Annotated[kinds.Count, "how many"]
+COUNTED = {"count": (kinds.Annotated[kinds.Count, "how many"], True)}
+ANOTHER = kinds.Annotated[kinds.Probability, "another"], False
 DATA = {
     "share": (kinds.Probability, True),
     "order": (kinds.Literal["a", "b"], False),
@@ -90,39 +91,29 @@ PLAIN = {
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        (
-            "plugin.function",
-            {"path": (kinds.Text, True), "count": (COUNT, True), "most": (kinds.Whole, False)},
-        ),
-        ("plugin.open_function", {"count": (COUNT, True), MORE: (Any, False)}),
+        ("plugin.function", {"path": (kinds.Text, True), **COUNTED, "most": (kinds.Whole, False)}),
+        ("plugin.open_function", {**COUNTED, MORE: (Any, False)}),
         ("plugin.Plain", PLAIN),
         ("plugin.Child", PLAIN),
         ("plugin.Empty", {}),
         ("plugin.Data", DATA),
         ("again.Known", DATA),
-        (
-            "plugin.DataChild",
-            {
-                **DATA,
-                "share": (kinds.Annotated[kinds.Probability, "another"], False),
-                "last": (kinds.Part | None, False),
-            },
-        ),
+        ("plugin.DataChild", {**DATA, "share": ANOTHER, "last": (kinds.Part | None, False)}),
         ("plugin.Row", {"a": (kinds.Whole, True), "b": (kinds.Whole, False)}),
         ("plugin.Theirs", {MORE: (Any, False)}),
     ],
 )
-def test_settings_are_those_of_the_constructor(name: str, settings: dict[str, Any]) -> None:
+def test_settings_are_those_of_the_constructor(name, settings):
     assert read(name) == settings
 
 
 @pytest.mark.parametrize("name", ["plugin.Nobody", "nowhere.Plain"])
-def test_what_there_is_not_is_unknown(name: str) -> None:
+def test_what_there_is_not_is_unknown(name):
     with pytest.raises(Unknown):
         read(name)
 
 
-def test_others_are_taken_where_the_constructor_takes_them() -> None:
+def test_others_are_taken_where_the_constructor_takes_them():
     asked = {"count": 3, "most_of_all": 5}
     assert list(part({"_target_": "written.plugin.open_function", **asked}, "x")) == []
     assert [fault.key for fault in part({"_target_": "written.plugin.function", **asked}, "x")]
