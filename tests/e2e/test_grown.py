@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from decoding.trace import read_traces
-from tests.helpers.evaluation.evaluating import GREEDY, identity, refused, run
+from tests.helpers.evaluation.evaluating import identity, refused, run
+from tests.helpers.programs.programs import GREEDY
 from tests.helpers.training.checkpoints import write_checkpoint
 
 NUMBERS = 8  # inputs of the predictor
@@ -26,13 +27,11 @@ def given(evaluating: list[str]) -> list[str]:
     return [*evaluating, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
 
 
-def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(
-    given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(given: list[str]) -> None:
     names = ["grown", "grown_greedy", "reranked"]
     checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
-    run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]", "verbose=true")
-    assert capsys.readouterr().out.count("8 of 8 outputs equal autoregressive decoding") == 3
+    printed = run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]", "verbose=true")
+    assert printed.count("8 of 8 outputs equal autoregressive decoding") == 3
     wide = {}
     for name in names:
         rounds = [r for t in read_traces(Path(f"runs/x/traces-{name}.jsonl")) for r in t.rounds]

@@ -1,5 +1,6 @@
 """scripts/evaluate.py from its command line on a tiny pair: what runs it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from tests.helpers.programs import programs
 from tests.helpers.training.checkpoints import write_checkpoint
 
 ROOT = Path(__file__).parents[3]
-GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
 ALL = f"methods=[{','.join(METHODS)}]"
+
+
+run = partial(programs.run, evaluate)
 
 
 def identity(settings: list[str]) -> dict[str, Any]:
@@ -29,10 +32,6 @@ def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any)
     context = {"pair": identity(settings), "warp": warp, "draft_warp": warp, **changes}
     for name, dim in zip(LEARNED, (24, 48), strict=True):
         write_checkpoint(Path("checkpoints") / name, name, dim, gamma=3, context=context)
-
-
-def run(*arguments: str) -> None:
-    programs.run(evaluate, *arguments)
 
 
 def refused(*arguments: str) -> str:
