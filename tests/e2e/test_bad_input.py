@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 from data_gen.storage.dataset import Harvest
@@ -20,6 +19,8 @@ from runtime.cli import modules
 from runtime.json_files import write_checksummed
 from tests.helpers.data.harvests import PAIR
 from tests.helpers.models.tiny_pair import save_tiny_pair
+from tests.helpers.programs import programs
+from tests.helpers.programs.programs import JSONL, models, write_prompts
 from tests.helpers.training.checkpoints import write_checkpoint
 
 PROMPTS, MANIFEST, SHARD = "prompts.jsonl", "data/toy/manifest.json", "data/toy/mixed-00000.parquet"
@@ -181,16 +182,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint, an evaluation."""
     folder = tmp_path_factory.mktemp("workplace")
     save_tiny_pair(folder / "pair")
-    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
-    (folder / PROMPTS).write_text("\n".join(lines))
     small = ["gamma=4", "inputs.draft_layers=[-1]"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run(patch, "gen_data", ["out=data/toy", *small])
-        run(patch, "gen_data", ["out=data/rounds", "anchors.stride=1", *small])
+        write_prompts(9)
+        run("gen_data", ["out=data/toy", *small])
+        run("gen_data", ["out=data/rounds", "anchors.stride=1", *small])
         shutil.copytree("data/toy", "data/begun", ignore=shutil.ignore_patterns("manifest.json"))
         checkpoint(folder)
-        run(patch, "evaluate", ["out=runs/toy", "limit=1", "repeats=1"])
+        run("evaluate", ["out=runs/toy", "limit=1", "repeats=1"])
     return folder
 
 
@@ -201,8 +201,8 @@ def checkpoint(folder: Path, **changes: object) -> None:
     write_checkpoint(folder / CHECKPOINT, "specdecpp", 24, context=context)
 
 
-TEXTS = "dataset=jsonl dataset.path=prompts.jsonl dataset.chat=false max_new_tokens=12"
-MODELS = "pair.target=pair/target pair.draft=pair/draft"
+TEXTS = f"{' '.join(JSONL)} max_new_tokens=12"
+MODELS = " ".join(models(Path("pair")))
 USUAL = {
     "gen_data": f"{MODELS} {TEXTS}",
     "train": "data=data/toy logger=none out=checkpoints/new",
@@ -212,24 +212,18 @@ USUAL = {
 }
 
 
-def run(monkeypatch: pytest.MonkeyPatch, program: str, arguments: list[str]) -> None:
+def run(program: str, arguments: list[str]) -> None:
     """With its usual settings, unless it is a mode; of two values for a key the last one holds."""
-    GlobalHydra.instance().clear()
     mode = any(argument.startswith("what=") for argument in arguments)
     usual = [] if mode else USUAL.get(program, "").split()
     given = {argument.split("=")[0]: argument for argument in [*usual, *arguments]}
-    monkeypatch.setattr("sys.argv", [f"{program}.py", *given.values()])
-    import_module(modules()[program]).main()
+    programs.run(import_module(modules()[program]), *given.values())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong.replace(" ", "-"))
 @pytest.mark.few(16)
 def test_bad_input_is_one_line_and_nothing_is_written(
-    case: Case,
-    files: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: Case, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     folder = tmp_path if case.damage else files
     monkeypatch.chdir(folder)
@@ -238,7 +232,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
         case.damage()
     before = contents(folder)
     with pytest.raises(SystemExit) as ending:
-        run(monkeypatch, case.program, case.arguments)
+        run(case.program, case.arguments)
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert ending.value.code == 2 and line.startswith("error: "), line
     for argument in case.arguments[-1:]:

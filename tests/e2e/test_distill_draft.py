@@ -1,11 +1,11 @@
 """pairs/distill_draft.py from its command line, with a tiny target."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
 
 from pairs import distill_draft
@@ -13,6 +13,8 @@ from pairs.chats import Chat, load_chats
 from pairs.self_chat import written_tokens
 from pairs.training import DraftTraining
 from tests.helpers.models.tiny_pair import save_talking_target, tiny_tokenizer
+from tests.helpers.programs import programs
+from tests.helpers.programs.programs import write_prompts
 
 SETTINGS = (
     "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
@@ -21,27 +23,13 @@ SETTINGS = (
 ).split()
 
 
+run = partial(programs.run, distill_draft, *SETTINGS)
+refused = partial(programs.refused, distill_draft, *SETTINGS)
+
+
 @pytest.fixture(autouse=True)
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_talking_target(tmp_path / "target")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", ["distill_draft.py", *SETTINGS, *arguments])
-    distill_draft.main()
-
-
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith("error: ")
-    return message
+def target(here: Path) -> None:
+    save_talking_target(here / "target")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -49,8 +37,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch)
+def test_both_budgets_are_used_and_no_more() -> None:
+    run()
     # the last shard may exceed chats.tokens
     assert 500 <= written_tokens(Path("chats")) < 500 + 100 + 6
     record = json.loads(Path("made/training.json").read_text())
@@ -59,7 +47,7 @@ def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     weights = load_file("made/model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     chats = contents(Path("chats"))
-    run(monkeypatch, "training.tokens=1700")
+    run("training.tokens=1700")
     assert contents(Path("chats")) == chats
     longer = load_file("made/model.safetensors")
     assert not torch.equal(longer["model.norm.weight"], weights["model.norm.weight"])
@@ -76,42 +64,37 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
         stopped.setattr(DraftTraining, "train_step", some)
-        run(stopped, *arguments)
+        run(*arguments)
     assert ending.value.code == 130
 
 
 @pytest.mark.slow
-def test_stages_and_a_start_from_a_trained_draft(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def no(*arguments: str) -> str:
-        return refused(monkeypatch, capsys, *arguments)
-
-    assert "holds no chats" in no("stage=train")
-    run(monkeypatch, "stage=generate", "chats.tokens=300")
-    message = no("stage=generate", "chats.feature_layers=[1]")
+def test_stages_and_a_start_from_a_trained_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "holds no chats" in refused("stage=train")
+    run("stage=generate", "chats.tokens=300")
+    message = refused("stage=generate", "chats.feature_layers=[1]")
     assert "chats.feature_layers: expected [], as of the chats in chats, got [1]" in message
-    assert "no trained state" in no("stage=finish")
+    assert "no trained state" in refused("stage=finish")
     interrupted(monkeypatch, "stage=train")
     assert not Path("made").exists()
     state, settings = Path("made.run/state.safetensors"), Path("made.run/settings.json")
-    assert "interrupted with draft.layers" in no("stage=train", "draft.layers=[0]")
+    assert "interrupted with draft.layers" in refused("stage=train", "draft.layers=[0]")
     whole, note = state.read_bytes(), settings.read_text()
     settings.unlink()
-    assert "other layers" in no("stage=train", "draft.layers=[0]")
+    assert "other layers" in refused("stage=train", "draft.layers=[0]")
     state.write_bytes(whole[:-3])
-    assert "state.safetensors is damaged" in no("stage=train")
+    assert "state.safetensors is damaged" in refused("stage=train")
     state.write_bytes(whole)
     settings.write_text(note)
-    run(monkeypatch, "stage=finish")
+    run("stage=finish")
     record = json.loads(Path("made/training.json").read_text())
     assert record["progress"]["step"] == 3 and not Path("made.run").exists()
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "training.tokens=400")
-    run(monkeypatch, "ship=shipped")
+def test_what_was_trained_is_shipped_and_trained_further() -> None:
+    run("training.tokens=400")
+    run("ship=shipped")
     layers = load_file("shipped/draft_layers.safetensors")
     made = load_file("made/model.safetensors")
     own = {name for name in made if name.startswith(("model.layers.", "model.norm."))}
@@ -119,7 +102,7 @@ def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.Mon
     more = ["stage=train", "training.tokens=200", "out=more"]
     found = []
     for start in ("shipped/draft_layers.safetensors", "made"):
-        run(monkeypatch, *more, f"draft.start={start}")
+        run(*more, f"draft.start={start}")
         record = json.loads(Path("more/training.json").read_text())
         assert record["started_from"] == start
         assert [run["started_from"] for run in record["earlier_runs"]] == ["target layers [0, 3]"]
@@ -128,11 +111,11 @@ def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_given_prompt_is_used_before_any_other() -> None:
     """Also when chats are written in several turns, between which the draft is trained."""
     prompts = [f"w{a} w{b} w{c}" for a in range(4, 7) for b in range(2, 10) for c in (20, 21)]
-    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
-    run(monkeypatch, "chats.prompts=prompts.jsonl", "chats.responses=1")
+    write_prompts({"prompt": text} for text in prompts)
+    run("chats.prompts=prompts.jsonl", "chats.responses=1")
     paths = sorted(Path("chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     chats = [chat for path in paths for chat in load_chats(path)]
     given = tiny_tokenizer()
@@ -154,18 +137,14 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("stage", ["generate", "all"])
 @pytest.mark.slow
 def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
-    template: str | None,
-    message: str,
-    stage: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    template: str | None, message: str, stage: str
 ) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     Path("target/chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained("target")
     Path("target/model.safetensors").unlink()
-    line = refused(monkeypatch, capsys, f"stage={stage}")
+    line = refused(f"stage={stage}")
     assert line.startswith("error: pair.target: ") and message in line
     assert not Path("chats").exists()
 
@@ -197,12 +176,10 @@ LAYERS = "expected a list of different layers from 0 on, such as"
     ],
 )
 @pytest.mark.slow
-def test_bad_settings_are_one_line(
-    argument: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_settings_are_one_line(argument: str, message: str) -> None:
     save_file({"x": torch.zeros(9)}, "whole.safetensors")
     Path("half.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-3])
     if argument.startswith("draft.start"):
-        run(monkeypatch, "stage=generate", "chats.tokens=300")
+        run("stage=generate", "chats.tokens=300")
         argument += " stage=train"
-    assert message in refused(monkeypatch, capsys, *argument.split())
+    assert message in refused(*argument.split())

@@ -21,7 +21,7 @@ from pairs.embedded import EAGLE_LAYERS, EAGLE_PROVENANCE
 from pairs.training import DraftTraining
 from scripts import evaluate
 from tests.helpers.models.tiny_pair import CONFIG, tiny_models
-from tests.helpers.programs.programs import GREEDY, base, refused, run
+from tests.helpers.programs.programs import GREEDY, JSONL, models, refused, run, write_prompts
 
 SMALL = (
     "draft=eagle stage=train chats.folder=chats chats.held_out=4 training.tokens=300"
@@ -30,11 +30,10 @@ SMALL = (
 
 
 @pytest.fixture
-def pair(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def pair(tiny_pair_dir: Path, here: Path) -> list[str]:
     """The arguments that name it, in a folder with chats, a vocabulary beside them, and prompts."""
-    monkeypatch.chdir(tmp_path)
     Path("chats").mkdir()
-    Path("prompts.jsonl").write_text('{"id": "p", "prompt": "w1 w2 w3"}\n')
+    write_prompts(1)
     lm, chats = CachedLM(tiny_models()[0].float()), []
     lm.record([1, 3])
     generator = torch.Generator().manual_seed(2)
@@ -45,12 +44,12 @@ def pair(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         chats.append(Chat(tokens, 3, lm.states[: len(tokens) - 1].bfloat16().clone()))
     save_chats(Path("chats/0.safetensors"), chats, [1, 3])
     write_vocabulary(Path("chats") / VOCABULARY, torch.arange(1, 31), {})
-    return [word for word in base(tiny_pair_dir) if word.startswith("pair")]
+    return [*models(tiny_pair_dir), "pair.dtype=float64"]
 
 
 @pytest.mark.slow
 def test_a_draft_is_trained_goes_on_and_decodes(
-    pair: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [*pair, *SMALL, f"vocabulary=chats/{VOCABULARY}"]
     step = DraftTraining.train_step
@@ -66,8 +65,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     assert ending.value.code == 130 and not Path("made").exists()
     message = refused(distill_draft, *given, "draft.steps=1")
     assert "interrupted with draft.steps=2, here 1" in message
-    run(distill_draft, *given)
-    assert "resuming after" in capsys.readouterr().out and not Path("made.run").exists()
+    assert "resuming after" in run(distill_draft, *given) and not Path("made.run").exists()
     assert [path.name for path in Path("made").glob("*.safetensors")] == ["model.safetensors"]
 
     seen: list[ModelPair] = []
@@ -79,11 +77,10 @@ def test_a_draft_is_trained_goes_on_and_decodes(
         return compared
 
     monkeypatch.setattr("evaluation.evaluate.prepare", watched)
-    decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *base(Path())[3:], *GREEDY]
+    decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *JSONL, *GREEDY]
     few = ["split=all", "repeats=1", "methods=[confidence]", "max_new_tokens=12", "logger=none"]
-    run(evaluate, *decoded, *few, "out=runs")
     equal = "confidence: 1 of 1 outputs equal autoregressive decoding (equal)"
-    assert equal in capsys.readouterr().out
+    assert equal in run(evaluate, *decoded, *few, "out=runs")
     draft = seen[0].draft
     assert isinstance(draft, EagleDraft) and draft.maps.layers == (1, 3)
     # the tokens it was trained to say, and the end

@@ -1,12 +1,13 @@
 """Shards stream to disk: what a harvest needs at its peak does not grow with the number of
 prompts."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.programs.programs import base, write_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -19,25 +20,11 @@ print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def peak(prompts: int, pair: Path, folder: Path) -> float:
     """MB at the peak of a harvest."""
     source = folder / f"{prompts}.jsonl"
-    lines = [
-        {"id": f"p{n}", "prompt": " ".join(f"w{n % 31 + k}" for k in range(1, n % 9 + 3))}
-        for n in range(prompts)
-    ]
-    source.write_text("\n".join(map(json.dumps, lines)))
-    models = [
-        f"pair.target={pair / 'target'}",
-        f"pair.draft={pair / 'draft'}",
-        "pair.dtype=float64",
-        "pair.name=tiny",
-    ]
-    data = [
-        "dataset=jsonl",
-        "dataset.chat=false",
-        f"dataset.path={source}",
-        f"out={folder / str(prompts)}",
-    ]
+    words = (range(n % 31 + 1, n % 31 + n % 9 + 3) for n in range(prompts))
+    write_prompts(({"prompt": " ".join(f"w{n}" for n in each)} for each in words), str(source))
+    data = [*base(pair), "pair.name=tiny", f"dataset.path={source}", f"out={folder / str(prompts)}"]
     settings = ["gamma=4", "max_new_tokens=16", "batch_size=20", "anchors.stride=2"]
-    command = [sys.executable, "-c", PROGRAM, *settings, *models, *data]
+    command = [sys.executable, "-c", PROGRAM, *settings, *data]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     return int(done.stdout.split("peak ")[1]) / 1024
 

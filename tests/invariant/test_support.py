@@ -22,7 +22,14 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import speculate
-from tests.helpers.models.cached import SMALL, check_folder, check_speculates, close, random_tokens
+from tests.helpers.models.cached import (
+    SMALL,
+    check_folder,
+    check_speculates,
+    close,
+    random_tokens,
+    without_cache,
+)
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_tokenizer
 from tests.helpers.models.windowed import KINDS
 from tests.helpers.models.windowed import SMALL as WINDOWED
@@ -82,7 +89,7 @@ def test_a_decoder_says_what_it_says_without_a_cache(
     refuse_other_layers("draft", model)
     lm = CachedLM(model)
     found = torch.cat([lm.forward(rows).logits for rows in text.split([5, 7])])
-    close(found, model(input_ids=text[None], use_cache=False).logits[0].detach())
+    close(found, without_cache(model, text))
 
 
 def test_masks_of_single_heads_are_refused() -> None:
@@ -147,8 +154,7 @@ def test_the_text_part_says_what_the_whole_says(name: str) -> None:
     """Also inside `generate`."""
     model = multimodal(name)
     text = model.generate(PROMPT[None], max_new_tokens=12, do_sample=False)[0]
-    with torch.no_grad():
-        logits = model(input_ids=text[None], use_cache=False).logits[0]
+    logits = without_cache(model, text)
     lm = CachedLM(text_part("pair.target", model))
     found = [lm.forward(text[rows]).logits for rows in (slice(9), slice(9, 15), slice(15, None))]
     close(torch.cat(found), logits)
@@ -161,8 +167,7 @@ def test_the_text_part_says_what_the_whole_says(name: str) -> None:
 def test_hooks_around_the_text_part_are_refused_and_others_kept() -> None:
     model = multimodal("Gemma3")
     model.get_output_embeddings().register_forward_hook(lambda _, __, out: out * 2)
-    with torch.no_grad():
-        logits = model(input_ids=PROMPT[None]).logits[0]
+    logits = without_cache(model, PROMPT)
     close(CachedLM(text_part("pair.target", model)).forward(PROMPT).logits, logits)
     model.model.register_forward_hook(lambda _, __, out: out)
     with pytest.raises(UserError, match="expected hooks and patches on the text part of Gemma3"):
@@ -186,19 +191,10 @@ def test_prompts_read_in_both_directions_are_refused() -> None:
 
 STEADY = 32
 GREEDY = Warp(temperature=0)
-SIZES = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    initializer_range=0.35,
-    max_position_embeddings=128,
-    bos_token_id=None,
-    eos_token_id=EOS,
-    pad_token_id=EOS,
+SIZES = {name: value for name, value in SMALL.items() if name != "head_dim"} | dict(
+    vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=128, initializer_range=0.35
 )
+SIZES |= dict(bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS)
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 100.0,

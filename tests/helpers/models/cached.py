@@ -55,6 +55,14 @@ def build(kind: str) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**SMALL))
 
 
+@torch.no_grad()
+def without_cache(model: PreTrainedModel, text: Tensor, hidden: bool = False) -> Tensor:
+    """Logits [n, V] as the class itself computes them, in one call; or all hidden states
+    [n_layers + 1, n, H]."""
+    found = model(input_ids=text[None], use_cache=False, output_hidden_states=hidden)
+    return torch.cat(found.hidden_states) if hidden else found.logits[0].float()
+
+
 def random_tokens(n: int, seed: int, words: int = VOCAB) -> Tensor:
     return torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(seed)) % words
 
