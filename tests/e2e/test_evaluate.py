@@ -17,10 +17,11 @@ from evaluation import token_texts
 from evaluation.table import compare
 from runtime.files import only_writer
 from scripts import evaluate
-from tests.helpers.evaluation.evaluating import ALL, METHODS, refused, run, write_checkpoints
+from tests.helpers.evaluation.evaluating import METHODS, identity, refused, run, write_checkpoints
 from tests.helpers.programs import programs
 from tests.helpers.programs.processes import end, forked, wait_for
 from tests.helpers.programs.programs import GREEDY, write_prompts
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 
 def results() -> Any:
@@ -49,7 +50,8 @@ def test_two_runs_do_not_write_one_folder(evaluating: list[str]) -> None:
 @pytest.mark.smoke
 def test_greedy_equals_autoregressive_for_every_method(evaluating: list[str]) -> None:
     write_checkpoints(evaluating, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
-    printed = run(*evaluating, *GREEDY, ALL, "verbose=true", "structure.gamma_max=6")
+    every = f"methods=[{','.join(METHODS)}]"
+    printed = run(*evaluating, *GREEDY, every, "verbose=true", "structure.gamma_max=6")
     out = Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
@@ -231,6 +233,66 @@ def test_draft_and_target_side_by_side(engine: str, evaluating: list[str]) -> No
     assert "structure, engine: Chain" in message
 
 
+# Grown drafts -------------------------------------------------------------------------------------
+
+COSTS = {"seconds": {"draft": 1.0, "target": {"1": 4.0, "65": 5.0}}}
+TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+
+
+@pytest.fixture
+def given(evaluating: list[str]) -> list[str]:
+    """A predictor for either temperature, and costs."""
+    for name, temperature in TEMPERATURES.items():
+        warp = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        context = {"pair": identity(evaluating), "warp": warp, "draft_warp": warp}
+        write_checkpoint(Path(name), "value", columns("value", 0), context=context)
+    Path("costs.json").write_text(json.dumps(COSTS))
+    methods = ("grown", "grown_greedy")
+    return [*evaluating, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
+
+
+def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(given: list[str]) -> None:
+    names = ["grown", "grown_greedy", "reranked"]
+    checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
+    printed = run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]", "verbose=true")
+    assert printed.count("8 of 8 outputs equal autoregressive decoding") == 3
+    wide = {}
+    for name in names:
+        rounds = [r for t in read_traces(Path(f"runs/x/traces-{name}.jsonl")) for r in t.rounds]
+        parents = [round_.draft_parents for round_ in rounds]
+        wide[name] = any(len(set(found)) < len(found) for found in parents)
+    assert wide == {"grown": False, "grown_greedy": True, "reranked": True}, (
+        "siblings of a greedy draft are point masses"
+    )
+
+
+def test_sampled_drafts_grow(given: list[str]) -> None:
+    run(*given, "methods=[grown]", "method.grown.structure.checkpoint=sampled")
+    rounds = [r for t in read_traces(Path("runs/x/traces-grown.jsonl")) for r in t.rounds]
+    assert any(round_.depth < len(round_.draft_tokens) for round_ in rounds)
+    assert all(round_.seconds["stop"] > 0 for round_ in rounds if len(round_.draft_tokens) > 1)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused(given: list[str]) -> None:
+    theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
+    Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
+    key, sampled = "method.grown.structure", "checkpoint=sampled"
+    for values, words in {
+        "checkpoint=greedy": f"{key}.checkpoint: greedy was trained with",
+        "checkpoint=nowhere": "train.py predictor=value",
+        f"{sampled} cost.file=nowhere.json": f"{key}.cost.file: nowhere.json is missing",
+        f"{sampled} cost.file=theirs.json": f"{key}.cost.file: theirs.json was measured with anoth",
+        f"{sampled} siblings=17": f"{key}.siblings: expected",
+    }.items():
+        changes = [f"{key}.{value}" for value in values.split()]
+        assert words in refused(*given, "methods=[grown]", *changes)
+    table = [one for one in given if ".cost.file=" not in one]
+    falling = (f"cost@{key}.cost=c5", f"{key}.cost.target={{3:5,1:4}}", f"{key}.{sampled}")
+    message = refused(*table, "methods=[grown]", *falling)
+    assert f"{key}.cost.target: expected numbers of rows in rising" in message
+
+
 # What is refused, in one line each ----------------------------------------------------------------
 
 
@@ -278,6 +340,9 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
 
 
 MODELLED = "modelled: expected a list of measured, pipeline and speed ratios above 0, "
+OWN = "methods=[custom] stop=never verifier=rrsw"
+OWN_STOP = "method.custom.stop"
+NEVER = "{_target_:decoding.stopping.never.Never}"
 TRIED = "tried.fixed.stop.gamma"
 
 
@@ -301,9 +366,17 @@ TRIED = "tried.fixed.stop.gamma"
         ("max_new_tokens=2000", "pair.max_length"),
         ("method.fixed.stop.gama=3", "gama"),
         (
-            "methods=[custom] method.custom.stop={_target_:decoding.stopping.never.Never}",
-            "method.custom.stop: the custom method takes the top-level stop",
+            f"methods=[custom] {OWN_STOP}={NEVER}",
+            f"{OWN_STOP}: the custom method takes the top-lev",
         ),
+        (f"{OWN} structure=specinfer", "structure, verifier: SpecInfer draws siblings by iid"),
+        (
+            f"{OWN} structure=tree verifier=spechub structure.widths=[3]",
+            "structure, verifier: Width",
+        ),
+        (f"{OWN} structure=dyspec verifier=rrs", "structure, verifier: DySpecHeap draws siblings"),
+        (f"{OWN} structure=tree stop=fixed", "structure, stop: WidthTree asks no stop rule"),
+        (f"{OWN} structure=sequoia", "structure.tree: runs/sequoia-smollm2-eagle-T1.0.json"),
         ("engine=lookahead stop=adaedl methods=[custom]", "stop, engine: LookaheadEngine takes no"),
         ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: Lookahead"),
         ("modelled=[fast]", MODELLED),
@@ -314,6 +387,10 @@ TRIED = "tried.fixed.stop.gamma"
         ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got something else"),
     ],
 )
-@pytest.mark.few(6)
-def test_bad_settings_end_with_one_line(argument: str, words: str, evaluating: list[str]) -> None:
+@pytest.mark.few(8)
+def test_bad_settings_end_with_one_line(
+    argument: str, words: str, evaluating: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if argument.startswith(OWN):
+        monkeypatch.setattr(flow, "decode", None)  # it does not come to that
     assert words in refused(*evaluating, "methods=[fixed]", *argument.split())

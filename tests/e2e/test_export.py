@@ -71,7 +71,7 @@ def test_every_engine_gets_a_folder(serving: str) -> None:
     assert names == {"export.json", "README.md", *facts["files"]}
     assert facts["serving"] == serving and facts["checked_for"]
     readme = Path("x/README.md").read_text()
-    assert f"\nStart {serving} (checked for {facts['checked_for']}): " in printed
+    assert printed.startswith(f"Start {serving} (checked for {facts['checked_for']}): ")
     for line in (*facts["launch"], *facts["left_out"], facts["command"]):
         assert line in readme
     printed = run(export, f"serving={serving}", *given, "verbose=true", "out=y")

@@ -98,28 +98,6 @@ def test_bad_settings_of_a_tree_end_with_one_line(
     assert not Path(TREE).exists()
 
 
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ("structure=specinfer verifier=rrsw", "structure, verifier: SpecInfer draws siblings by i"),
-        ("structure=tree structure.widths=[3] verifier=spechub", "structure, verifier: WidthTree"),
-        ("structure=dyspec verifier=rrs", "structure, verifier: DySpecHeap draws siblings"),
-        ("structure=tree verifier=rrs stop=fixed", "structure, stop: WidthTree asks no stop rule"),
-        ("structure=sequoia verifier=rrsw", "structure.tree: runs/sequoia-smollm2-eagle-T1.0.json"),
-    ],
-)
-@pytest.mark.few(2)
-def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
-    parts: str, words: str, planting: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr("evaluation.evaluate.decode", never)
-    method = ("methods=[custom]", "logger=none", "stop=never")
-    assert words in refused(evaluate, *planting[:-2], *method, *parts.split())
-
-
 # what=checkpoints ---------------------------------------------------------------------------------
 
 

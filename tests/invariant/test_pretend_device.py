@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from numpy import ndarray
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
@@ -52,10 +50,11 @@ from tests.helpers.device.device_report import (
     per_label,
     per_round,
 )
-from tests.helpers.device.pretend_device import pretend
+from tests.helpers.device.pretend_device import Counts, pretend
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
 from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 from tests.invariant.test_harvest import GREEDY, RECIPE
+from tests.invariant.test_joined import assert_same
 
 ROW = 32 * 4  # bytes of the logits of a row
 AT_MOST = {  # per round; between two devices, rows of q and what H-RAD reads of the target
@@ -307,17 +306,6 @@ def test_q_of_copied_and_of_drawn_tokens_keep_their_order() -> None:
         assert tree.drawn == [1.0, pytest.approx(q), 1.0]
 
 
-@pytest.mark.parametrize("places", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")])
-def test_hsd_as_released_decodes_there_what_it_decodes_on_the_host(places: tuple[str, str]) -> None:
-    def decode_on(*places: str) -> list[int]:
-        parts = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
-        return SerialEngine(pair_on(*places), *parts).decode(PROMPT, 12, Sampler.seeded(4)).tokens
-
-    expected = decode_on("cpu", "cpu")
-    with pretend():
-        assert decode_on(*places) == expected
-
-
 @pytest.mark.parametrize("name", ["rrs", "rrsw", "point_mass", "spechub"])
 def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
     q, logits = torch.full((3,), 1 / 3), torch.zeros(4, 3)
@@ -331,21 +319,25 @@ def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
 
 
 WARP = Warp(0.8, 0, 0.95)
-CHAIN = "chain x token"
 PLACES = [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
 CASES = {f"{case.rule}-{case.rule_values}-{case.builds}": case for (case,) in
          (param.values for param in [*ASKING, *ALONE])}  # fmt: skip
 on_host = cache(lambda: pair_on("cpu", "cpu"))
 
 
-def same(make: Callable[[ModelPair], Engine], places: tuple[str, str]) -> None:
-    expected = decode(make(on_host()))
+def same(
+    make: Callable[[ModelPair], Engine],
+    places: tuple[str, str],
+    made: Callable[[str, str], ModelPair] = pair_on,
+) -> Counts:
+    expected = decode(make(made("cpu", "cpu")))
     with pretend() as counts:
-        found = decode(make(pair_on(*places)))
+        found = decode(make(made(*places)))
     assert found.tokens == expected.tokens and found.tokens
     drafts = ([each.draft_tokens for each in trace.rounds] for trace in (found, expected))
     assert next(drafts) == next(drafts)
     assert counts.bytes["to host"], "nothing was on the device"
+    return counts
 
 
 def decode(engine: Engine) -> Trace:
@@ -371,7 +363,9 @@ def test_every_stop_rule(stop: str, values: dict, places: tuple[str, str], tmp_p
     same(lambda pair: engine(pair, case, tmp_path, rule(), WARP, WARP), places)
 
 
+RELEASED = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
 OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
+    "HSD as released": lambda pair: SerialEngine(pair, *RELEASED),
     "lookahead": lambda pair: LookaheadEngine(pair, 3, 3, 3, True, WARP),
     "overlapped, in turn": lambda pair: overlapped(pair, False),
     "overlapped, side by side": lambda pair: overlapped(pair, True),
@@ -384,9 +378,10 @@ def overlapped(pair: ModelPair, overlap: bool) -> OverlappedEngine:
     return OverlappedEngine(pair, *parts, overlap=overlap)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", ["HSD as released", *(pytest.param(n, marks=pytest.mark.slow) for n in [*OTHERS][1:])]
+)
 def test_other_engines(name: str, places: tuple[str, str]) -> None:
     same(OTHERS[name], places)
 
@@ -405,11 +400,8 @@ def published_on(flavour: Flavour) -> Callable[[str, str], ModelPair]:
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", FLAVOURS)
 def test_published_drafts(name: str, places: tuple[str, str]) -> None:
-    made = published_on(FLAVOURS[name])
-    expected, _ = decoded(made("cpu", "cpu"), CHAIN, WARP, 12)
-    with pretend():
-        found, counts = decoded(made(*places), CHAIN, WARP, 12)
-    assert found.tokens == expected.tokens
+    chain_of = lambda pair: ENGINES["chain x token"](pair, WARP)  # noqa: E731
+    counts = same(chain_of, places, published_on(FLAVOURS[name]))
     between = counts.bytes["between"] > 0
     assert between == (places[0] != places[1]), "the target's states go to the draft"
 
@@ -431,24 +423,10 @@ def test_a_harvest_has_the_hosts_records(name: str, places: tuple[str, str]) -> 
     expected, _ = harvested(on_host(), recipe)
     with pretend():
         found, counts = harvested(pair_on(*places), recipe)
-    for kind in expected:
-        for ours, theirs in zip(found[kind], expected[kind], strict=True):
-            assert ours.keys() == theirs.keys()
-            for column in ours:
-                same_values(ours[column], theirs[column])
+    for kind, rows in expected.items():
+        assert_same(found[kind], rows)
     each = per_label(found, counts)
     assert all(value <= bound for value, bound in zip(each, bounds, strict=True)), each
-
-
-def same_values(ours: Any, theirs: Any) -> None:
-    """Up to rounding. Packed hidden states are the bits of bfloat16."""
-    if isinstance(ours, ndarray):
-        pair = (torch.from_numpy(packed).view(torch.bfloat16) for packed in (ours, theirs))
-        torch.testing.assert_close(*pair, atol=1e-2, rtol=1e-2)
-    elif isinstance(ours, Tensor):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    else:
-        assert ours == theirs
 
 
 def predicted(stop: SpecDecPPStop, device: str) -> list[list[float]]:

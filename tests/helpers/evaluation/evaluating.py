@@ -16,7 +16,6 @@ from tests.helpers.training.checkpoints import write_checkpoint
 ROOT = Path(__file__).parents[3]
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
-ALL = f"methods=[{','.join(METHODS)}]"
 
 
 run = partial(programs.run, evaluate)
