@@ -10,7 +10,6 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from data_gen.requests import refuse_other_shares
@@ -21,6 +20,7 @@ from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from scripts import gen_data
 from tests.helpers.data.answer_stub import Stub, stub_server
+from tests.helpers.data.datasets import rows
 from tests.helpers.models.tiny_pair import save_tiny_pair
 from tests.helpers.programs import programs
 from tests.helpers.programs.programs import JSONL, models, write_prompts
@@ -52,11 +52,6 @@ def asking() -> Iterator[tuple[Stub, tuple[str, ...]]]:
     """A server that answers, and the settings that ask it."""
     with stub_server() as stub:
         yield stub, ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
-
-
-def rows(folder: str, kind: str) -> list[dict]:
-    paths = sorted(Path(folder).glob(f"{kind}-*.parquet"))
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def test_dataset_folder(pair: None) -> None:
@@ -178,8 +173,8 @@ def test_responses_from_a_file_and_from_a_server(pair: None, capsys: Said) -> No
     assert f"-log p(token) - H(p)    {read['surprisal']['mean']:+.3f} nats a token (" in printed
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
     for kind in ("responses", "rounds", "mixed"):
-        assert rows("data/file", kind) == rows("data/server", kind)
-    responses = rows("data/file", "responses")
+        assert rows(Path("data/file"), kind) == rows(Path("data/server"), kind)
+    responses = rows(Path("data/file"), "responses")
     assert len(responses) == 9 and all(row["response_tokens"][0] == 5 for row in responses)
     assert "given = argmax" in run(*from_file, "out=data/greedy", "warp=greedy")
     greedy = manifest_of("data/greedy")

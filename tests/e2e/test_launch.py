@@ -12,17 +12,16 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from random import Random
 
 import psutil
 import pytest
 from safetensors.torch import load_file
 
 import train
-from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import Worker
 from tests.helpers.data.harvests import write_harvest
 from tests.helpers.programs.programs import base, models, run, write_prompts
+from tests.invariant.test_processes import assert_same
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +32,6 @@ SETTINGS = (
 ).split()
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
 PROMPTS = 96
-MOMENTS = 4  # tests/invariant/test_processes.py has more
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +64,6 @@ class Job:
     def workers(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def kill(self) -> None:
-        """Launcher and workers, as when the machine goes down."""
-        for process in [psutil.Process(self.process.pid), *self.workers()]:
-            process.kill()
-        self.process.communicate(timeout=60)
-
     def wait_for_begin(self, out: Path) -> None:
         while not (out / "plan.json").exists():
             assert self.process.poll() is None, self.wait()
@@ -99,12 +91,6 @@ def original(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("original") / "data"
     done(start(1, out))
     return out
-
-
-def assert_same(out: Path, original: Path) -> None:
-    assert verify(out) == []
-    contents = [Harvest.open(folder).manifest.written["content"] for folder in (out, original)]
-    assert contents[0] == contents[1]
 
 
 def test_two_processes_make_the_records_of_one(
@@ -140,26 +126,6 @@ def test_an_error_is_said_and_ends_all(
         raise ValueError
     again = "Finished chunks are kept: run the same command again"
     assert f"process 2 of 2 stops. {again}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_killed_at_random_moments(start: Start, original: Path, tmp_path: Path, size: int) -> None:
-    """Of the harvest itself: while the models load there is nothing to lose."""
-    job = start(size, tmp_path / "whole")
-    job.wait_for_begin(tmp_path / "whole")
-    began = time.monotonic()
-    assert job.wait()[0] == 0
-    whole, random, chunks = time.monotonic() - began, Random(size), []
-    for moment in range(MOMENTS):
-        out = tmp_path / str(moment)
-        job = start(size, out)
-        job.wait_for_begin(out)
-        time.sleep(random.uniform(0, 0.9 * whole))
-        job.kill()
-        chunks.append(len(list(out.glob("chunk-*.json"))))
-        done(start(size, out))
-        assert_same(out, original)
-    assert len(set(chunks)) > 1, "the moments should differ"
 
 
 # Training -----------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """The pretend device refuses and counts what CUDA would; on it, or on two, everything draws and
-decodes what it does on the host."""
+decodes what it does on the host, and every predictor learns what it learns there."""
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
@@ -36,6 +40,7 @@ from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from tests.contract.engines import ALONE, ASKING, STOP_CASES, Case, Engine, engine, stop_rule
 from tests.contract.rules import load
+from tests.helpers.data.harvests import write_harvest
 from tests.helpers.device.device_report import (
     ENGINES,
     GAMMA,
@@ -53,6 +58,7 @@ from tests.helpers.device.device_report import (
 from tests.helpers.device.pretend_device import Counts, pretend
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
 from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
+from tests.helpers.training.pretend_training import NAMES, trained
 from tests.invariant.test_harvest import GREEDY, RECIPE
 from tests.invariant.test_joined import assert_same
 
@@ -167,7 +173,8 @@ def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str)
         trace, counts = decoded(pair_on("cuda:0", second), engine, WARPS[warp])
     assert trace.tokens == expected.tokens
     assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
-    assert all(held(per_round(trace, counts), AT_MOST[engine])), per_round(trace, counts)
+    each = per_round(trace, counts)
+    assert all(value <= bound for value, bound in zip(each, AT_MOST[engine], strict=True)), each
 
 
 def test_a_prompt_may_lie_on_the_device() -> None:
@@ -191,10 +198,6 @@ def test_one_model_may_be_on_the_host(engine: str, places: tuple[str, str]) -> N
     with pretend():
         trace, counts = decoded(pair_on(*places), engine, warp, 14)
     assert trace.tokens == expected.tokens and counts.bytes["to host"]
-
-
-def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
-    return tuple(value <= bound for value, bound in zip(found, bounds, strict=True))
 
 
 def test_a_host_tensor_mixed_in_is_caught() -> None:
@@ -446,3 +449,29 @@ def test_engines_on_several_devices_share_a_predictor_that_changes() -> None:
             found = [predicted(stop, device) for device in ("cuda:0", "cuda:1", "cuda:0")]
         assert found == [expected] * 3
         assert {each.device.type for each in stop.predictor.head.parameters()} == {"cpu"}
+
+
+@pytest.fixture(scope="module")
+def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_harvest(tmp_path_factory.mktemp("harvest"))
+
+
+@pytest.fixture(scope="module")
+def there(harvest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the device learned."""
+    out = tmp_path_factory.mktemp("device")
+    program = [sys.executable, "-m", "tests.helpers.training.pretend_training"]
+    subprocess.run([*program, str(harvest), str(out)], check=True)
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+def test_training_is_the_hosts(name: str, harvest: Path, there: Path) -> None:
+    predictor, trainer = trained(name, harvest)
+    found = json.loads((there / f"{name}.json").read_text())
+    assert found["moved"], "nothing was on the device"
+    assert found["waits"] <= 20 * trainer.epochs, "some of every epoch, none of every step"
+    assert found["history"] == [pytest.approx(row, rel=1e-5) for row in trainer.history]
+    weights = load_file(there / f"{name}.safetensors")
+    torch.testing.assert_close(dict(predictor.head.state_dict()), weights)

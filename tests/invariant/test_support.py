@@ -30,7 +30,7 @@ from tests.helpers.models.cached import (
     random_tokens,
     without_cache,
 )
-from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_tokenizer
+from tests.helpers.models.tiny_pair import EOS, VOCAB, random_words, tiny_tokenizer
 from tests.helpers.models.windowed import KINDS
 from tests.helpers.models.windowed import SMALL as WINDOWED
 
@@ -240,10 +240,6 @@ def saved(folder: Path, target: PreTrainedModel, draft: PreTrainedModel) -> tupl
     return str(folder / "target"), str(folder / "draft")
 
 
-def prompt_of(n: int, seed: int) -> torch.Tensor:
-    return torch.randint(1, VOCAB, (n,), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("kind", UNSTEADY)
 def test_up_to_where_rotations_change_tokens_are_those_of_generate(
     kind: str, tmp_path: Path
@@ -257,7 +253,7 @@ def test_up_to_where_rotations_change_tokens_are_those_of_generate(
     parts: Any = Chain(6), Never(), TokenVerifier(), GREEDY, GREEDY
     ends = {"eos_ids": frozenset({EOS})}
     engines = AutoregressiveEngine(pair, GREEDY, **ends), SerialEngine(pair, *parts, **ends)
-    for prompt in (prompt_of(STEADY - 4, 0), prompt_of(9, 1)):
+    for prompt in (random_words(STEADY - 4, 0), random_words(9, 1)):
         new = STEADY - len(prompt)
         options = {"max_new_tokens": new, "do_sample": False}
         right = model.generate(prompt[None], **options)[0]
@@ -277,7 +273,7 @@ def test_a_draft_is_asked_as_well(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"pair.draft: .* Set pair.max_length={STEADY}"):
         open_pair(*folders, max_length=STEADY + 1)
     open_pair(*folders, max_length=STEADY)
-    for prompt in (prompt_of(5, 0), prompt_of(STEADY - 4, 1), prompt_of(STEADY + 1, 2)):
+    for prompt in (random_words(5, 0), random_words(STEADY - 4, 1), random_words(STEADY + 1, 2)):
         for draft in (folders[1], models[1]):
             check_speculates(models[0], draft, prompt)
 
@@ -286,14 +282,18 @@ def test_a_batch_holds_no_longer_text() -> None:
     model = unsteady("phi3")
     with pytest.raises(UserError, match=f"pair: expected pair.max_length of at most {STEADY}"):
         CachedLM(model)
-    lm, long, short = CachedLM(model, max_length=STEADY), prompt_of(STEADY - 1, 0), prompt_of(5, 1)
+    lm, long, short = (
+        CachedLM(model, max_length=STEADY),
+        random_words(STEADY - 1, 0),
+        random_words(5, 1),
+    )
     alone = BatchedLM(lm, [short], 2).step(torch.tensor([3])).logits
     batch = BatchedLM(lm, [short, long], 2)
     torch.testing.assert_close(batch.step(torch.tensor([3, 4])).logits[:1], alone)
     with pytest.raises(UserError, match="pair.max_length"):
         batch.step(torch.tensor([3, 4]))
     with pytest.raises(UserError, match="pair.max_length"):
-        BatchedLM(lm, [short, prompt_of(STEADY + 1, 0)], 2)
+        BatchedLM(lm, [short, random_words(STEADY + 1, 0)], 2)
 
 
 @pytest.mark.parametrize("rope_type", ["default", "linear", "llama3", "yarn"])

@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.models.loading import load_pair, pair_identity
@@ -13,7 +12,6 @@ from scripts import evaluate
 from tests.helpers.programs import programs
 from tests.helpers.training.checkpoints import write_checkpoint
 
-ROOT = Path(__file__).parents[3]
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
 
@@ -23,8 +21,7 @@ run = partial(programs.run, evaluate)
 
 def identity(settings: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return pair_identity(load_pair(Pair.of(compose("evaluate", settings).pair)))
+    return pair_identity(load_pair(Pair.of(programs.composed("evaluate", *settings).pair)))
 
 
 def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any) -> None:

@@ -11,13 +11,21 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from runtime.cli import Program
 
+CONF = Path(__file__).resolve().parents[3] / "conf"
 GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 SPLITS = ("splits.calibration=0.3", "splits.test=0.3")
 JSONL = ("dataset=jsonl", "dataset.path=prompts.jsonl", "dataset.chat=false")
+
+
+def composed(program: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(program, list(overrides))
 
 
 def models(pair: Path) -> list[str]:
