@@ -427,7 +427,7 @@ def test_a_harvest_has_the_hosts_records(name: str, places: tuple[str, str]) -> 
     with pretend():
         found, counts = harvested(pair_on(*places), recipe)
     for kind, rows in expected.items():
-        assert_same(found[kind], rows)
+        assert_same(found[kind], rows, within=1e-4)
     each = per_label(found, counts)
     assert all(value <= bound for value, bound in zip(each, bounds, strict=True)), each
 

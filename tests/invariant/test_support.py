@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
@@ -35,9 +35,10 @@ from tests.helpers.models.windowed import KINDS
 from tests.helpers.models.windowed import SMALL as WINDOWED
 
 
-def made(config: str, kind: str, more: dict[str, Any]) -> PreTrainedModel:
-    torch.manual_seed(0)
-    settings = getattr(transformers, f"{config}Config")(**SMALL, pad_token_id=0, **more)
+def made(config: str, kind: str, more: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    given = SMALL | {"pad_token_id": 0} | more
+    settings = getattr(transformers, f"{config}Config")(**given)
     return getattr(transformers, kind)(settings).eval()
 
 
@@ -191,10 +192,8 @@ def test_prompts_read_in_both_directions_are_refused() -> None:
 
 STEADY = 32
 GREEDY = Warp(temperature=0)
-SIZES = {name: value for name, value in SMALL.items() if name != "head_dim"} | dict(
-    vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=128, initializer_range=0.35
-)
-SIZES |= dict(bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS)
+SIZES = dict(vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=128)
+SIZES |= dict(initializer_range=0.35, bos_token_id=None, eos_token_id=EOS, pad_token_id=EOS)
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 100.0,
@@ -202,7 +201,7 @@ LONG = {
     "long_factor": [2.0, 3.0, 5.0, 9.0],
     "original_max_position_embeddings": STEADY,
 }
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}}
 BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GEMMA3 = {
     "head_dim": 8,
@@ -212,25 +211,19 @@ GEMMA3 = {
     "rope_parameters": BY_TYPE | {"full_attention": LONG},
 }
 PHIMOE = {"rope_parameters": LONG | {"short_mscale": 1.1, "long_mscale": 1.4}}
+PHI3 = {"rope_parameters": LONG, "original_max_position_embeddings": STEADY}
 UNSTEADY: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "phi3": (
-        *("Phi3Config", "Phi3ForCausalLM"),
-        {"rope_parameters": LONG, "original_max_position_embeddings": STEADY},
-    ),
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LONG}),
-    "phimoe": ("PhimoeConfig", "PhimoeForCausalLM", {**PHIMOE, "num_local_experts": 2}),
-    "dynamic": (
-        *("LlamaConfig", "LlamaForCausalLM"),
-        {"rope_parameters": DYNAMIC, "max_position_embeddings": STEADY},
-    ),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
+    "phi3": ("Phi3", "Phi3", PHI3),
+    "llama": ("Llama", "Llama", {"rope_parameters": LONG}),
+    "phimoe": ("Phimoe", "Phimoe", {**PHIMOE, "num_local_experts": 2}),
+    "dynamic": ("Llama", "Llama", DYNAMIC | {"max_position_embeddings": STEADY}),
+    "gemma3": ("Gemma3Text", "Gemma3", GEMMA3),
 }
 
 
 def unsteady(kind: str, seed: int = 1) -> PreTrainedModel:
     config, model, more = UNSTEADY[kind]
-    torch.manual_seed(seed)
-    return getattr(transformers, model)(getattr(transformers, config)(**SIZES | more)).eval()
+    return made(config, f"{model}ForCausalLM", SIZES | more, seed)
 
 
 def saved(folder: Path, target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, str]:
@@ -268,7 +261,7 @@ def test_up_to_where_rotations_change_tokens_are_those_of_generate(
 
 @pytest.mark.filterwarnings("ignore:pair.draft. its context holds 32 tokens")
 def test_a_draft_is_asked_as_well(tmp_path: Path) -> None:
-    models = LlamaForCausalLM(LlamaConfig(**SIZES)), unsteady("phi3")
+    models = made("Llama", "LlamaForCausalLM", SIZES, 1), unsteady("phi3")
     folders = saved(tmp_path, *models)
     with pytest.raises(UserError, match=f"pair.draft: .* Set pair.max_length={STEADY}"):
         open_pair(*folders, max_length=STEADY + 1)
@@ -301,4 +294,5 @@ def test_other_rotations_are_taken_at_any_length(rope_type: str) -> None:
     scaled = {"factor": 4.0, "original_max_position_embeddings": STEADY}
     scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
     rope = {"rope_type": rope_type, "rope_theta": 100.0} | scaled
-    assert CachedLM(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope))).max_length == 128
+    model = made("Llama", "LlamaForCausalLM", SIZES | {"rope_parameters": rope})
+    assert CachedLM(model).max_length == 128
