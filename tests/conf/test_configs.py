@@ -17,17 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from runtime.errors import UserError
 from runtime.settings.check import faults
 from runtime.settings.kinds import Group
-from tests.helpers.damage.hostile import program_of
+from tests.helpers.damage.hostile import CONF, PROGRAMS, ROOT, program_of
+from tests.helpers.programs.programs import composed
 
-ROOT = Path(__file__).resolve().parents[2]
-CONF = ROOT / "conf"
 SCRIPTS = {
     path.stem: path
     for folder in (ROOT, ROOT / "scripts", ROOT / "pairs", ROOT / "papers")
     for path in sorted(folder.glob("*.py"))
     if (CONF / f"{path.stem}.yaml").is_file()
 }
-PROGRAMS = sorted(path.stem for path in CONF.glob("*.yaml"))
 OF_OTHERS = {"papers/specbranch/energy.py": "evaluate"}  # it takes the settings of another
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 
@@ -38,11 +36,6 @@ def config_of(script: str, overrides: Sequence[str]) -> str:
     own = OF_OTHERS.get(script, Path(script).stem)
     config = "_".join([own, *named])
     return config if config in PROGRAMS else own
-
-
-def composed(program: str, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(program, list(overrides))
 
 
 NAMED = "org/mine"
@@ -119,23 +112,17 @@ def test_programs_share_their_default_pair() -> None:
 def test_side_by_side_goes_with_a_draft_that_can() -> None:
     for name in ("specbranch", "specbranch_branches", "specbranch_thresholds"):
         cfg = composed("evaluate", f"experiment={name}")
-        assert (cfg.pair.name, cfg.method.hrad.stop.checkpoint) == (
-            "smollm2",
-            "checkpoints/hrad-smollm2",
-        )
-        assert (
-            composed("evaluate", f"experiment={name}", "pair=vicuna-68m-13b").pair.name
-            == "vicuna-68m-13b"
-        )
+        assert cfg.pair.name == "smollm2"
+        assert cfg.method.hrad.stop.checkpoint == "checkpoints/hrad-smollm2"
+        other = composed("evaluate", f"experiment={name}", "pair=vicuna-68m-13b")
+        assert other.pair.name == "vicuna-68m-13b"
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 @pytest.mark.few(30)
 def test_first_line_is_a_command_that_works(file: Path) -> None:
     lines = (CONF / file).read_text().splitlines()
-    first = (
-        lines[1] if lines[0] == "# @package _global_" else lines[0]
-    )  # Hydra wants this one at the top
+    first = lines[lines[0] == "# @package _global_"]  # which Hydra wants at the top
     command = re.fullmatch(r"# (?:accelerate launch .*?|python) (\S+\.py)(.*)", first)
     assert command, f"conf/{file} must start with the command that uses it"
     script, overrides = command.groups()
@@ -153,26 +140,16 @@ def documented(page: Path) -> list[str]:
     """Commands of a page, sweeps aside, on one line each; `mine` is a pair that its reader
     makes."""
     lines = page.read_text().replace("\\\n", " ").splitlines()
-    found = [
-        line.split(" #")[0].removeprefix("$ ") for line in lines if line.startswith("$ python ")
-    ]
-    return [
-        " ".join(line.split()).replace("pair=mine", "pair=smollm2")
-        for line in found
-        if " -m " not in line
-    ]
+    found = [line[2:].split(" #")[0].split() for line in lines if line.startswith("$ python ")]
+    once = [" ".join(words) for words in found if "-m" not in words]
+    return [command.replace("pair=mine", "pair=smollm2") for command in once]
 
 
-PAGES = [
-    ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(ROOT.glob("papers/*/README.md")),
-]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("papers/*/README.md")]
+COMMANDS = sorted({command for page in PAGES for command in documented(page)})
 
 
-@pytest.mark.parametrize(
-    "command", sorted({command for page in PAGES for command in documented(page)})
-)
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.few(20)
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
@@ -217,21 +194,17 @@ def test_option_composes_and_builds(program: str, place: str, option: str) -> No
         return
     key = place.split("@")[-1]
     node = OmegaConf.select(cfg, key)
-    assert not wrong(program, cfg, f"{key}.")
-    assert node is not None
+    assert node is not None and not wrong(program, cfg, f"{key}.")
     if "_target_" not in node:
         return
     keys = {key for key in node if key not in ("_target_", "_partial_")}
-    signature = inspect.signature(get_object(node._target_))
-    signature.bind_partial(**dict.fromkeys(keys))
+    inspect.signature(get_object(node._target_)).bind_partial(**dict.fromkeys(keys))
     if OmegaConf.missing_keys(node):
         return
     try:
         assert instantiate(node) is not None
-    except InstantiationException as error:
-        assert isinstance(error.__cause__, UserError), (
-            error
-        )  # what it reads, a checkpoint say, is not there yet
+    except InstantiationException as error:  # what it reads, a checkpoint say, is not there yet
+        assert isinstance(error.__cause__, UserError), error
 
 
 def test_every_option_is_used_by_a_program() -> None:

@@ -19,22 +19,11 @@ from tests.helpers.damage.hostile import (
     program_of,
 )
 
-SOME = 10
 
-
+@pytest.mark.parametrize("step", [10, 1])
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.few(1)
-def test_a_hostile_value_is_refused_or_is_of_the_right_kind(program: str) -> None:
-    walk(program, SOME)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_hostile_value_is_refused_or_is_of_the_right_kind(program: str) -> None:
-    walk(program, 1)
-
-
-def walk(program: str, step: int) -> None:
+def test_a_hostile_value_is_refused_or_is_of_the_right_kind(program: str, step: int) -> None:
     """Every key, with every `step`-th value from another one on each time."""
     settings, tried = program_of(program).settings, Counter[str]()
     composed = [found.values() for _, found in compositions(program)]
@@ -43,12 +32,9 @@ def walk(program: str, step: int) -> None:
     for number, place in enumerate(places(program)):
         values = composed[place.composition]
         for value in VALUES[number % step :: step]:
-            found = list(faults(settings, changed(values, place.key, value)))
-            found = [
-                one
-                for one in found
-                if one.key == place.key or str(one) not in before[place.composition]
-            ]
+            new = faults(settings, changed(values, place.key, value))
+            known = before[place.composition]
+            found = [one for one in new if one.key == place.key or str(one) not in known]
             tried["refused" if found else "accepted"] += 1
             lines = [str(fault) for fault in found]
             if not found and not is_like(value, place.value, place.key):
@@ -70,21 +56,6 @@ def _about(named: str, key: str) -> bool:
         or f"{key}.".startswith(f"{named}.")
         or named.rpartition(".")[0] == key.rpartition(".")[0]
     )
-
-
-@pytest.mark.slow
-def test_the_default_settings_have_no_faults() -> None:
-    for program in PROGRAMS:
-        for chosen, found in compositions(program):
-            missing = [key for key, value in _flat(found.values()) if value == "???"]
-            faulty = [str(f) for f in faults(program_of(program).settings, found.values())]
-            assert [line for line in faulty if line.split(":")[0] not in missing] == [], chosen
-
-
-def _flat(values: object, above: str = "") -> list[tuple[str, object]]:
-    if not isinstance(values, dict):
-        return [(above.rstrip("."), values)]
-    return [pair for name, value in values.items() for pair in _flat(value, f"{above}{name}.")]
 
 
 def test_the_oracle_tells_kinds_apart() -> None:

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from runtime.settings.check import MAKING, OWN, faults, help_of, settings_of
 from runtime.settings.composed import rows
 from runtime.settings.kinds import alternatives, group_among
-from tests.conf.test_configs import PROGRAMS, ROOT, SCRIPTS, composed, description
+from tests.conf.test_configs import SCRIPTS, description
+from tests.helpers.damage.hostile import CONF, PROGRAMS, ROOT
+from tests.helpers.programs.programs import composed
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -50,7 +52,6 @@ def test_descriptions_import_no_model_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 TRAILING = re.compile(r"^[^#\"']*\S\s+#")
 
 

@@ -48,9 +48,7 @@ ACTING: dict[str, list[dict]] = {
     "product": [{"threshold": 0.3}],
     "confidence_before": [{"threshold": 0.65}],
     "adaedl": [{"threshold": 0.64, "step": 0.2}],
-    "specdecpp": [
-        {"threshold": 0.35, "bounds": [1, 20], "order": order} for order in ("paper", "code")
-    ],
+    "specdecpp": [{"threshold": 0.35, "bounds": [1, 20], "order": o} for o in ("paper", "code")],
     "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
     "value": [{"threshold": 0.2}],
     "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],
@@ -67,16 +65,17 @@ class Size(NamedTuple):
     values: dict
 
 
+def branches(gamma_max: int) -> dict:
+    return {"gamma_max": gamma_max, "candidates": 2}
+
+
 def sizes(values: dict, larger: dict | None = None) -> list[Size]:
     return [Size(2, 4, values), Size(3, 3, larger or values)]
 
 
 SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as its YAML says
     "chain": sizes({"gamma_max": 3}, {"gamma_max": 2}),
-    "branch_point": [
-        Size(2, 3, {"gamma_max": 2, "candidates": 2}),
-        Size(3, 2, {"gamma_max": 1, "candidates": 2}),
-    ],
+    "branch_point": [Size(2, 3, branches(2)), Size(3, 2, branches(1))],
     "parallel_paths": sizes({"paths": 2, "gamma": 2}),
     "tree": sizes({"widths": [2, 1]}),
     "specinfer": sizes({"widths": [2, 1]}),
@@ -91,10 +90,7 @@ SIZES: dict[str, list[Size]] = {  # a structure without an entry is tested as it
     ],
 }
 LARGER: dict[str, list[Size]] = {
-    "branch_point": [
-        Size(2, 4, {"gamma_max": 2, "candidates": 2}),
-        Size(3, 3, {"gamma_max": 1, "candidates": 2}),
-    ],
+    "branch_point": [Size(2, 4, branches(2)), Size(3, 3, branches(1))],
     "parallel_paths": [Size(2, 4, {"paths": 3, "gamma": 2})],
     "tree": [Size(2, 4, {"widths": [2, 2]}), Size(3, 3, {"widths": [2, 2]})],
     "specinfer": [Size(2, 4, {"widths": [3, 1]})],
@@ -119,9 +115,8 @@ SEQUOIA = [0, 1, 0, 3]  # the tree of the artefact: two children, each with one 
 
 def toy_pair(vocab: int, seed: int, weight: float = 0.5) -> Pair:
     target, noise = (random_table(vocab, seed + offset, concentration=0.7) for offset in range(2))
-    return SimpleNamespace(
-        target=TableLM(target), draft=TableLM(mixed_table(target, noise, weight))
-    )
+    draft = TableLM(mixed_table(target, noise, weight))
+    return SimpleNamespace(target=TableLM(target), draft=draft)
 
 
 def limited_pair(vocab: int, seed: int, tokens: list[int]) -> Pair:
@@ -149,16 +144,14 @@ def stop_rule(
         dim = columns(predictor, width)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
     if OmegaConf.is_missing(config, "cost"):
-        config.cost = str(
-            write_cost(folder / "cost.json", draft=1.0, target=1.2, autoregressive=1.0)
-        )
+        seconds = {"draft": 1.0, "target": 1.2, "autoregressive": 1.0}
+        config.cost = str(write_cost(folder / "cost.json", **seconds))
     return instantiate(config)
 
 
 def verifier(name: str, values: dict | None = None) -> Verifier:
-    return instantiate(
-        OmegaConf.merge(OmegaConf.load(CONF / "verifier" / f"{name}.yaml"), values or {})
-    )
+    config = OmegaConf.load(CONF / "verifier" / f"{name}.yaml")
+    return instantiate(OmegaConf.merge(config, values or {}))
 
 
 def structure(name: str, folder: Path, values: dict) -> DraftStructure:

@@ -105,31 +105,19 @@ def output_distribution(
         verdict = rule(draft, p)
         for row, end in enumerate(verdict.end_prob.tolist()):
             if end > 0:
-                _emit(emitted, draft.path(row), verdict.residual(row), probability * end)
+                path, residual = tuple(draft.path(row)), verdict.residual(row)
+                if residual is None:
+                    emitted[path] += probability * end
+                for token, follows in enumerate([] if residual is None else residual.tolist()):
+                    emitted[(*path, token)] += probability * end * follows
     distribution: Distribution = defaultdict(float)
     for prefix, probability in emitted.items():
-        _continue(distribution, case, prefix, probability)
+        for rest in product(range(case.vocab), repeat=case.gamma + 1 - len(prefix)):
+            total = probability
+            for count, token in enumerate(rest):
+                total *= case.p((*prefix, *rest[:count]))[token].item()
+            distribution[(*prefix, *rest)] += total
     return dict(distribution)
-
-
-def _emit(
-    emitted: Distribution, path: list[int], residual: Tensor | None, probability: float
-) -> None:
-    if residual is None:
-        emitted[tuple(path)] += probability
-        return
-    for token, follows in enumerate(residual.tolist()):
-        emitted[(*path, token)] += probability * follows
-
-
-def _continue(
-    distribution: Distribution, case: Instance, prefix: Prefix, probability: float
-) -> None:
-    for rest in product(range(case.vocab), repeat=case.gamma + 1 - len(prefix)):
-        total = probability
-        for count, token in enumerate(rest):
-            total *= case.p((*prefix, *rest[:count]))[token].item()
-        distribution[(*prefix, *rest)] += total
 
 
 def expected_accepted(case: Instance, rule: Rule, proposals: Proposals | None = None) -> float:

@@ -18,17 +18,15 @@ TINY = 1e-300
 
 def hsd_capped(draft: Draft, p: Tensor) -> VerdictDistribution:
     """Algorithm 2, Eqs. 16-20: capped branch resampling. Exact."""
-    return _distribution(
-        draft, p, _capped_branches(draft, p), min(_capped_ratio(_ratios(draft, p), len(draft)), 1.0)
-    )
+    full = _capped_ratio(_ratios(draft, p), len(draft))
+    return _distribution(draft, p, _capped_branches(draft, p), min(full, 1.0))
 
 
 def hsd_released(draft: Draft, p: Tensor) -> VerdictDistribution:
     """The released code: the same branches, but the full draft accepted with the uncapped min(1,
     r(1:g)). Biased."""
-    return _distribution(
-        draft, p, _capped_branches(draft, p), min(math.prod(_ratios(draft, p)), 1.0)
-    )
+    full = math.prod(_ratios(draft, p))
+    return _distribution(draft, p, _capped_branches(draft, p), min(full, 1.0))
 
 
 def hsd_naive_single(draft: Draft, p: Tensor) -> VerdictDistribution:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
@@ -36,7 +36,7 @@ from tests.contract.engines import (
     verifier,
 )
 from tests.contract.overlaps import PEARL, Policy, named
-from tests.contract.test_eagle_distribution import eagle_pair
+from tests.contract.test_eagle_distribution import config, eagle_pair
 from tests.contract.test_grown_distribution import COSTS
 from tests.contract.test_overlapped_distribution import MIXED, length_of
 from tests.helpers.decoding.value_stub import Nosy, grown
@@ -66,10 +66,6 @@ def rounds_of(traces: list[Trace]) -> list[RoundTrace]:
     return [round_ for trace in traces for round_ in trace.rounds]
 
 
-def is_drawn(round_: RoundTrace) -> bool:
-    return any(q < 1 for q in round_.draft_q)
-
-
 ALL = [case.values[0] for case in THREE_WORDS]
 CHAINS = [case for case in ALL if case.builds in ("chain", "sources", "lookup")]
 
@@ -86,7 +82,8 @@ def test_serial_engines_go_on_without_the_draft(case: Case, context: int, tmp_pa
     traces = checked(engine(short_pair(3, 31, context), case, tmp_path), case.size.length)
     beyond = {round_.beyond_draft for round_ in rounds_of(traces)}
     assert beyond == ({False} if case.builds == "lookup" else {True, context <= len(PROMPT)})
-    assert not any(is_drawn(round_) for round_ in rounds_of(traces) if round_.beyond_draft)
+    copied = [round_.draft_q for round_ in rounds_of(traces) if round_.beyond_draft]
+    assert all(q == 1 for each in copied for q in each)
 
 
 @pytest.mark.parametrize("context", [len(PROMPT) - 1, len(PROMPT) + 1])
@@ -101,26 +98,11 @@ def test_overlapped_engines_go_on_without_the_draft(policy: Policy, context: int
 def test_copies_of_the_text_go_on_beyond_the_draft() -> None:
     pair, copies = short_pair(2, 31, len(PROMPT) + 1), Copies(2, 2, 1)
     by_value = grown(Nosy(), COSTS["rows"], copies=copies, budget=3)
-    for structure, stop, rule in (
-        (Sources(2, 2, 2, 1), Fixed(2), "token"),
-        (by_value, Never(), "rrsw"),
-    ):
-        rounds = rounds_of(
-            checked(SerialEngine(pair, structure, stop, verifier(rule), OFF, OFF), 5)
-        )
+    parts = (Sources(2, 2, 2, 1), Fixed(2), "token"), (by_value, Never(), "rrsw")
+    for structure, stop, rule in parts:
+        decoder = SerialEngine(pair, structure, stop, verifier(rule), OFF, OFF)
+        rounds = rounds_of(checked(decoder, 5))
         assert any(round_.draft_tokens for round_ in rounds if round_.beyond_draft)
-
-
-def llamas(target: int, draft: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
-    """Untrained, float64, with contexts of so many tokens."""
-    torch.manual_seed(3)
-    sizes = dict(vocab_size=6, hidden_size=8, intermediate_size=8, num_attention_heads=2)
-    options = dict(initializer_range=0.6, num_hidden_layers=1, pad_token_id=None)
-    made = (
-        LlamaForCausalLM(LlamaConfig(max_position_embeddings=n, **sizes, **options)).double()
-        for n in (target, draft)
-    )
-    return next(made), next(made)
 
 
 def eagle_of(context: int) -> ModelPair:
@@ -131,7 +113,9 @@ def eagle_of(context: int) -> ModelPair:
 
 
 def ordinary_of(context: int) -> ModelPair:
-    target, draft = (CachedLM(model) for model in llamas(32, context))
+    torch.manual_seed(3)
+    models = [LlamaForCausalLM(config(6, 1, most)).double() for most in (32, context)]
+    target, draft = map(CachedLM, models)
     return ModelPair(target, draft, tiny_tokenizer(), "tiny", ())
 
 

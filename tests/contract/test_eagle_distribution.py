@@ -19,7 +19,7 @@ from tests.contract.enumeration import autoregressive_distribution, largest_erro
 from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 
-def config(vocab: int, layers: int) -> LlamaConfig:
+def config(vocab: int, layers: int, context: int = 32) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=8,
@@ -27,7 +27,7 @@ def config(vocab: int, layers: int) -> LlamaConfig:
         num_attention_heads=2,
         num_key_value_heads=1,
         num_hidden_layers=layers,
-        max_position_embeddings=32,
+        max_position_embeddings=context,
         initializer_range=0.6,
         tie_word_embeddings=False,
     )

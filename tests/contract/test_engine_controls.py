@@ -1,7 +1,7 @@
 """Engines that take drawn tokens back, and what SpecBranch prints: the enumerated distribution of
 the engine shows the bias, by the amounts published."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from decoding.engines import overlapped
 from decoding.engines.branching import Always, Drafter
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
-from decoding.interfaces import Verifier
+from decoding.interfaces import Pair, Verifier
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.hrad import ALL, NONE, SOME
@@ -21,13 +21,7 @@ from decoding.structures.dyspec import DySpecHeap
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
-from tests.contract.engines import (
-    OFF,
-    decoded_distribution,
-    stop_rule,
-    target_distribution,
-    toy_pair,
-)
+from tests.contract.engines import OFF, decoded_distribution, target_distribution, toy_pair
 from tests.contract.enumeration import largest_error, total_variation
 from tests.contract.lossy import (
     AnyPassing,
@@ -54,6 +48,7 @@ def check_biased(
     assert largest_error(distribution, exact) > error and least < off < most
 
 
+Make = Callable[[], Any]
 SLIGHT = 3e-3, 1e-2, 1.0  # bounds for what overlapped engines show in a few tokens
 
 
@@ -68,77 +63,66 @@ class DroppingChain(Chain):
             tree.drawn.pop()
 
 
-def test_engine_that_drops_an_unsure_token_is_caught(tmp_path: Path) -> None:
-    """Published total variation: 6e-2 to 2e-1 per round."""
-    pair = toy_pair(2, seed=9)
-    stop = stop_rule("confidence", tmp_path, {"threshold": 0.4})
-    check_biased(SerialEngine(pair, DroppingChain(3), stop, TokenVerifier(), OFF, OFF), 4)
-
-
 class PruningDySpec(Pruning, DySpecHeap):
     pass
 
 
-def test_engine_that_prunes_drawn_nodes_by_value_is_caught() -> None:
-    """Published total variation: 1e-1 to 2e-1 per round."""
-    check_biased(
-        SerialEngine(toy_pair(3, seed=9), PruningDySpec(4), Never(), RrswVerifier(), OFF, OFF), 3
-    )
+def serial(vocab: int, structure: Any, stop: Any, verifier: Verifier) -> SerialEngine:
+    return SerialEngine(toy_pair(vocab, seed=9), structure, stop, verifier, OFF, OFF)
+
+
+def branching(pair: Pair, structure: BranchPoint, stop: Any, *rules: Verifier, **more: bool) -> Any:
+    return OverlappedEngine(pair, structure, stop, *rules, OFF, OFF, overlap=False, **more)
 
 
 def overlapped_engine(
     branch_rule: Verifier, outcome: int, k_max: int = 2, gamma: int = 2, seed: int = 31
 ) -> OverlappedEngine:
     classes, structure = Always(outcome, Confidence(0.4)), BranchPoint(gamma, k_max)
-    return OverlappedEngine(
-        toy_pair(3, seed), structure, classes, TokenVerifier(), branch_rule, OFF, OFF, overlap=False
-    )
+    return branching(toy_pair(3, seed), structure, classes, TokenVerifier(), branch_rule)
 
 
-def test_an_unsure_token_tested_by_another_rule_than_its_chain_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+def posterior(outcome: int) -> OverlappedEngine:
+    """Branches of three tokens, cut where none is likely."""
+    parts = BranchPoint(3, 2), Always(outcome, ConfidenceBefore(0.4))
+    rules = TokenVerifier(), RrswVerifier()
+    return branching(toy_pair(2, 35), *parts, *rules, pre_verify=True)
+
+
+def unsure_in_a_block_chain() -> OverlappedEngine:
+    """Had it been sure, the token would have joined the chain, whose joint ratio is not 1."""
+    parts = BranchPoint(3, 4), Always(SOME, Confidence(0.4))
+    return branching(toy_pair(2, 9), *parts, BlockVerifier(), RrswVerifier())
+
+
+@pytest.mark.parametrize(
+    ("engine", "length"),
+    [  # published total variation: 6e-2 to 2e-1 and 1e-1 to 2e-1 per round
+        (lambda: serial(2, DroppingChain(3), Confidence(0.4), TokenVerifier()), 4),
+        (lambda: serial(3, PruningDySpec(4), Never(), RrswVerifier()), 3),
+    ],
+    ids=["drops an unsure token", "prunes drawn nodes by value"],
+)
+def test_engines_that_take_drawn_tokens_back_are_caught(engine: Make, length: int) -> None:
+    check_biased(engine(), length)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "engine", "length"),
+    [
+        (UnsureAsCandidate, unsure_in_a_block_chain, 4),  # tested by another rule than its chain
+        (Redrawing, lambda: overlapped_engine(RrswVerifier(), SOME), 3),
+        (CutOnDrawn, lambda: posterior(SOME), 4),  # a branch ends at a drawn token without it
+        (StoppedOnDrawn, lambda: posterior(ALL), 4),
+        (WidthOfSecond, lambda: overlapped_engine(RrswVerifier(), NONE, 3, gamma=1, seed=25), 2),
+        (AsPrinted, lambda: overlapped_engine(TopAnyPassing(), SOME, k_max=4, seed=23), 3),
+        (Drafter, lambda: overlapped_engine(TopTokensAsDrawn(), NONE, k_max=4), 3),
+        (Drafter, lambda: overlapped_engine(AnyPassing(), NONE, gamma=1, seed=33), 2),
+    ],
+)
+def test_what_specbranch_prints_is_caught(
+    drafter: type[Drafter], engine: Make, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would have joined the chain, whose joint ratio is not 1, had it been sure."""
-    monkeypatch.setattr(overlapped, "Drafter", UnsureAsCandidate)
-    classes, parts = Always(SOME, Confidence(0.4)), (BlockVerifier(), RrswVerifier(), OFF, OFF)
-    biased = OverlappedEngine(toy_pair(2, 9), BranchPoint(3, 4), classes, *parts, overlap=False)
-    check_biased(biased, 4, *SLIGHT)
-
-
-def test_an_unsure_token_that_is_redrawn_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlapped, "Drafter", Redrawing)
-    check_biased(overlapped_engine(RrswVerifier(), SOME), 3, *SLIGHT)
-
-
-@pytest.mark.parametrize(("drafter", "outcome"), [(CutOnDrawn, SOME), (StoppedOnDrawn, ALL)])
-def test_a_branch_that_ends_at_a_drawn_token_without_it_is_caught(
-    drafter: type[Drafter], outcome: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut by posterior selection, or as it grows."""
+    """Part by part (see `tests.contract.lossy`), and all of it together."""
     monkeypatch.setattr(overlapped, "Drafter", drafter)
-    classes = Always(outcome, ConfidenceBefore(0.4))
-    parts = TokenVerifier(), RrswVerifier(), OFF, OFF
-    biased = OverlappedEngine(
-        toy_pair(2, 35), BranchPoint(3, 2), classes, *parts, overlap=False, pre_verify=True
-    )
-    check_biased(biased, 4, *SLIGHT)
-
-
-def test_a_width_read_off_a_token_that_may_go_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlapped, "Drafter", WidthOfSecond)
-    biased = overlapped_engine(RrswVerifier(), NONE, k_max=3, gamma=1, seed=25)
-    check_biased(biased, 2, *SLIGHT)
-
-
-def test_the_engine_as_printed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of these together."""
-    monkeypatch.setattr(overlapped, "Drafter", AsPrinted)
-    check_biased(overlapped_engine(TopAnyPassing(), SOME, k_max=4, seed=23), 3, *SLIGHT)
-
-
-def test_top_tokens_verified_as_if_drawn_are_caught() -> None:
-    check_biased(overlapped_engine(TopTokensAsDrawn(), NONE, k_max=4), 3, *SLIGHT)
-
-
-def test_the_best_of_all_passing_branches_is_caught() -> None:
-    check_biased(overlapped_engine(AnyPassing(), NONE, gamma=1, seed=33), 2, *SLIGHT)
+    check_biased(engine(), length, *SLIGHT)

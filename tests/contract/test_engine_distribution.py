@@ -2,7 +2,6 @@
 every structure the verifier takes and every stop rule the structure asks, on a pretend device, and
 by lookahead; what is expected of a draft is the mean over every draft there is."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +12,22 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from decoding.draft import RoundContext
+from decoding.draft import Draft, RoundContext, Verdict
+from decoding.draft_tree import DraftStep
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.request import prefill
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import LMOutput, Pair
 from decoding.models.table_lm import TableLM
-from decoding.sampling import Sampler, Warp
+from decoding.sampling import Sampler, Warp, iid
+from decoding.stopping.confidence import Confidence
 from decoding.stopping.fixed import Fixed
+from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from decoding.trace import Trace
+from decoding.verification import VerdictDistribution
 from decoding.verifiers.token import TokenVerifier
 from evaluation.expect import expected_counts
 from tests.contract.covering import covering, crossed
@@ -231,9 +234,8 @@ def test_engine_distribution_on_a_device(
 ) -> None:
     plain = toy_pair(case.size.vocab, 9, 0.2)  # rejected often: every coin and trial counts
     with pretend() as counts:
-        pair = SimpleNamespace(
-            target=PlacedLM(plain.target, "cuda:0"), draft=PlacedLM(plain.draft, draft)
-        )
+        models = PlacedLM(plain.target, "cuda:0"), PlacedLM(plain.draft, draft)
+        pair = SimpleNamespace(target=models[0], draft=models[1])
         traces = checked(engine(pair, case, tmp_path, draft_warp=draft_warp), case.size.length)
     assert max(len(trace.rounds) for trace in traces) > 1
     assert counts.transfers["to host"] > len(traces)
@@ -285,9 +287,7 @@ def test_distribution_of_n_grams_from_the_window_alone(
         rounds = [round_ for trace in traces for round_ in trace.rounds]
         assert {round_.accepted > 0 for round_ in rounds if round_.draft_tokens} == {True, False}
         parents = [round_.draft_parents for round_ in rounds]
-        assert any(len(set(found)) < len(found) for found in parents), (
-            "no two candidates at one position"
-        )
+        assert any(len(set(found)) < len(found) for found in parents), "two at one position"
 
 
 @pytest.mark.parametrize("eos", [0, 1])
@@ -299,10 +299,8 @@ def test_distribution_with_eos_inside_n_grams(settings: tuple[int, int, int], eo
     for trace in traces:
         assert not set(trace.tokens[:-1]) & ids
         for round_ in trace.rounds:
-            assert (
-                not {round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent}
-                & ids
-            )
+            inner = {round_.draft_tokens[parent - 1] for parent in round_.draft_parents if parent}
+            assert not inner & ids
     if settings[1] > 2 or eos == 1:
         assert any(ids & set(round_.draft_tokens) for trace in traces for round_ in trace.rounds)
 
@@ -349,14 +347,10 @@ def decoded(decoder: SerialEngine, length: int) -> list[float]:
     return mean(distribution_of(run))
 
 
-def small(cases: Iterable) -> list:
-    return [case for case in cases if not case.marks]
-
-
 @pytest.mark.parametrize(
     ("case", "eos_ids"),
     covering(
-        crossed(small(ASKING + ALONE), [frozenset(), frozenset({1})]),
+        crossed([c for c in ASKING + ALONE if not c.marks], [frozenset(), frozenset({1})]),
         lambda case, eos_ids: (case.builds, not eos_ids),
         lambda case, eos_ids: rule_of(case),
         lambda case, eos_ids: eos_ids,
@@ -372,3 +366,61 @@ def test_it_is_the_mean_of_first_rounds(
         assert decoded(decoder, case.size.length) == pytest.approx([accepted, tokens], abs=1e-9)
         if not eos_ids and case.builds != "branch_point":
             assert tokens == pytest.approx(accepted + 1, abs=1e-9)
+
+
+class AtMostTwo:
+    """A chain of at most two tokens, as a newcomer writes it, of the interfaces alone."""
+
+    shape = "chain"
+    sibling_samplers = None
+    max_siblings = 1
+    asks_stop = True
+    uses_draft = True
+    draft_layers = target_layers = ()
+
+    def grow(self, tree) -> None:
+        step = DraftStep(tree)
+        while step.count < min(2, tree.context.max_depth) and not step.stopped_by(tree.stop):
+            if step.draw() in tree.context.eos_ids:
+                return
+
+
+class OneByOne:
+    """min(1, p / q) for each token, then what p has more than q."""
+
+    lossless = True
+    siblings = staticmethod(iid)
+    shapes = ("chain",)
+    max_siblings = 1
+
+    def distribution(self, draft: Draft, p: Tensor) -> VerdictDistribution:
+        end, left = torch.zeros(len(draft) + 1, dtype=torch.float64), 1.0
+        for row, token in enumerate(draft.token):
+            accept = min(1.0, (p[row][token] / draft.q[row][token]).item())
+            end[row], left = left * (1 - accept), left * accept
+        end[-1] = left
+        return VerdictDistribution(end, lambda row: self.residual(draft, p, row))
+
+    def residual(self, draft: Draft, p: Tensor, row: int) -> Tensor:
+        if row == len(draft):
+            return p[row]
+        more = (p[row] - draft.q[row]).clamp(min=0)
+        return more / more.sum() if more.any() else p[row]
+
+    def verify(self, draft: Draft, p, sampler) -> Verdict:
+        for row, token in enumerate(draft.token):
+            if not sampler.accept(p[row][token].item(), draft.q[row][token].item()):
+                drawn = sampler.draw(self.residual(draft, p, row)).token
+                return Verdict(row, draft.token[:row], drawn, len(draft))
+        return Verdict(len(draft), draft.token, sampler.draw(p[len(draft)]).token, len(draft))
+
+
+@pytest.mark.parametrize("stop", [Never(), Confidence(0.4)], ids=["never", "confidence"])
+@pytest.mark.parametrize(
+    ("structure", "verifier"),
+    [(AtMostTwo(), TokenVerifier()), (Chain(3), OneByOne()), (AtMostTwo(), OneByOne())],
+    ids=["structure", "verifier", "both"],
+)
+def test_engine_distribution_of_parts_that_a_newcomer_writes(structure, verifier, stop) -> None:
+    traces = checked(SerialEngine(toy_pair(3, 31), structure, stop, verifier, OFF, Warp(0.7)), 3)
+    assert {len(round_.draft_tokens) for trace in traces for round_ in trace.rounds} >= {0, 1, 2}

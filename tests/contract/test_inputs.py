@@ -70,20 +70,17 @@ def harvested(
     """The rounds at every position of the decoded text, before they are drafted and after each
     token."""
     given = replace(request, response=torch.tensor(trace.tokens), split="train")
-    settings = replace(
-        RECIPE, gamma=GAMMA, max_new_tokens=MOST, stride=1, warp=warp, draft_warp=warp
-    )
+    settings = replace(RECIPE, gamma=GAMMA, max_new_tokens=MOST, stride=1)
+    settings = replace(settings, warp=warp, draft_warp=warp)
     harvest(pair, [given], settings, folder, Progress())
     finish(pair, [given], settings, folder, *SETTINGS.values())
     before, drawn = (
         SimpleNamespace(reads=reads, when=when, name="any")
         for reads, when in ((BEFORE, "round"), (DRAWN, "token"))
     )
-    columns, read = ("accepted", "token"), Harvest.open(folder)
-    return (
-        read_inputs(read, before, "rounds", "train", columns),  # type: ignore[arg-type]
-        read_inputs(read, drawn, "rounds", "train", columns),  # type: ignore[arg-type]
-    )
+    asked = "rounds", "train", ("accepted", "token")
+    read = Harvest.open(folder)
+    return read_inputs(read, before, *asked), read_inputs(read, drawn, *asked)
 
 
 def starts(trace: Trace) -> list[int]:
@@ -103,14 +100,12 @@ def test_rows_of_a_greedy_decode_are_those_of_its_harvest(pair: ModelPair, tmp_p
         trace, stop = decoded(pair, request, Warp(0.0))
         folder = tmp_path / request.prompt_id
         before, drawn = harvested(pair, request, trace, Warp(0.0), folder)
-        for start, (row, tokens), round_ in zip(
-            starts(trace), stop.rounds, trace.rounds, strict=True
-        ):
+        rounds = zip(starts(trace), stop.rounds, trace.rounds, strict=True)
+        for start, (row, tokens), round_ in rounds:
             count = len(tokens)
             assert drawn["token"][start, :count].tolist() == round_.draft_tokens[:count]
-            torch.testing.assert_close(
-                row[:-HISTORY], before["inputs"][start].float()[:-HISTORY], **STATES
-            )
+            expected = before["inputs"][start].float()
+            torch.testing.assert_close(row[:-HISTORY], expected[:-HISTORY], **STATES)
             for depth, values in enumerate(tokens):
                 expected = drawn["inputs"][start, depth].float()
                 torch.testing.assert_close(values[:-HISTORY], expected[:-HISTORY], **STATES)

@@ -152,9 +152,8 @@ def test_what_it_was_trained_for_is_accepted(
 def test_anything_else_is_refused_by_key(
     checkpoint: Path, key: str, expect: dict[str, Any]
 ) -> None:
-    with pytest.raises(
-        UserError, match=rf"^stop.checkpoint: .*trained with {key}=.*python train.py"
-    ) as refusal:
+    says = rf"^stop.checkpoint: .*trained with {key}=.*python train.py"
+    with pytest.raises(UserError, match=says) as refusal:
         load_predictor(checkpoint, expect=expect, key="stop.checkpoint")
     assert "\n" not in str(refusal.value)
 
@@ -258,12 +257,10 @@ def test_one_harvest_serves_every_gamma_up_to_its_own(harvest: Harvest) -> None:
     assert set(labels[1].tolist()) == {0, 2}, "one token: none or all"
     for gamma in (2, 4):
         assert torch.equal(labels[gamma] == 0, labels[1] == 0)
-    assert (labels[4] == 2).sum() == (labels[2] == 2).sum() - (
-        (labels[2] == 2) & (labels[4] == 1)
-    ).sum()
-    with pytest.raises(
-        UserError, match=r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"
-    ):
+    fewer = (labels[2] == 2) & (labels[4] == 1)
+    assert (labels[4] == 2).sum() == (labels[2] == 2).sum() - fewer.sum()
+    says = r"^predictor\.gamma: 5 is more than the 4 tokens per round of .* gamma=5$"
+    with pytest.raises(UserError, match=says):
         read_samples(harvest, HRAD(5), "train")
 
 

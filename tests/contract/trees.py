@@ -41,10 +41,6 @@ class Structure:
         return max(self.width(place) for place in [(), (0,), (1,), (0, 0)])
 
 
-def path_of(length: int) -> Callable[[Place], int]:
-    return lambda place: int(len(place) < length)
-
-
 def branch_point(length: int, candidates: int, vocabs: tuple[int, ...]) -> Structure:
     """A chain of `length` tokens, then `candidates` open leaves."""
 
@@ -66,7 +62,7 @@ def tree(widths: dict[Place, int], vocabs: tuple[int, ...]) -> Structure:
 
 
 STRUCTURES = {
-    "chain": Structure("chain", 3, path_of(3), (2, 3)),
+    "chain": Structure("chain", 3, lambda place: int(len(place) < 3), (2, 3)),
     "branch_point": branch_point(2, 2, (2, 3)),
     "bare_branch_point": branch_point(0, 2, (3, 5)),
     "wide_branch_point": branch_point(1, 3, (2, 4)),

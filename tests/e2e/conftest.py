@@ -8,10 +8,18 @@ import pytest
 from predictors.inputs import Inputs
 from runtime.files import file_hash
 from scripts import gen_data
-from tests.helpers.programs.programs import GREEDY, SPLITS, base, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, base, odd_and_even, run, write_prompts
 from tests.helpers.training.checkpoints import write_checkpoint
 
 WIDTH = 24  # of a hidden state
+FEW = "split=all limit=4 max_new_tokens=14 repeats=2 tried.fixed.stop.gamma=[1,3] tried_prompts=1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +28,9 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     H-RAD's reads two of the four harvested layers."""
     folder = tmp_path_factory.mktemp("harvest")
     prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 25)]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        write_prompts(prompts)
         small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
         run(gen_data, *base(tiny_pair_dir), *GREEDY, *small)
     manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
@@ -48,29 +56,7 @@ def replaying(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def evaluating(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def evaluating(tiny_pair_dir: Path, here: Path) -> list[str]:
     """Of a small evaluation in a folder of its own: a tiny pair, six prompts, few tokens."""
-    monkeypatch.chdir(tmp_path)
-    prompts = [
-        {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 7)
-    ]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    return [
-        *(f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")),
-        *(
-            "pair.dtype=float64",
-            "dataset=jsonl",
-            "dataset.path=prompts.jsonl",
-            "dataset.chat=false",
-        ),
-        *(
-            "split=all",
-            "limit=4",
-            "max_new_tokens=14",
-            "repeats=2",
-            "tried.fixed.stop.gamma=[1,3]",
-            "tried_prompts=1",
-            "logger=none",
-            "out=runs/x",
-        ),
-    ]
+    write_prompts(odd_and_even(6))
+    return [*base(tiny_pair_dir), *FEW.split(), "logger=none", "out=runs/x"]

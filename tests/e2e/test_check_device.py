@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,34 +12,27 @@ from scripts import check_device
 from tests.helpers.models.stateful import stateful
 from tests.helpers.models.tiny_pair import CONFIG, tiny_tokenizer
 from tests.helpers.programs import programs
+from tests.helpers.programs.programs import JSONL, models, write_prompts
 
-SMALL = (
-    *("device=cpu", "dataset=jsonl", "dataset.chat=false", "dataset.path=prompts.jsonl"),
-    *("max_new_tokens=6", "repeats=1", "harvest.max_new_tokens=6", "harvest.gamma=3"),
-)
+SMALL = "device=cpu max_new_tokens=6 repeats=1 harvest.max_new_tokens=6 harvest.gamma=3".split()
 PAGE = Path("runs/device/device.md")
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2}"}) for n in range(3)]
-    Path("prompts.jsonl").write_text("\n".join(lines))
+def workplace(here: Path) -> None:
+    write_prompts(3)
 
 
-def given(pair: Path, *arguments: str) -> list[str]:
-    return [*SMALL, *(f"pair.{side}={pair / side}" for side in ("target", "draft")), *arguments]
+def run(pair: Path, *arguments: str) -> str:
+    return programs.run(check_device, *SMALL, *JSONL, *models(pair), *arguments)
 
 
 def refused(pair: Path, *arguments: str) -> str:
-    return programs.refused(check_device, *given(pair, *arguments))
+    return programs.refused(check_device, *SMALL, *JSONL, *models(pair), *arguments)
 
 
-def test_the_host_agrees_with_itself(
-    tiny_pair_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    programs.run(check_device, *given(tiny_pair_dir))
-    printed = capsys.readouterr().out
+def test_the_host_agrees_with_itself(tiny_pair_dir: Path) -> None:
+    printed = run(tiny_pair_dir)
     assert "Equal to the host." in printed and "side by side" in printed
     found = json.loads(Path("runs/device/device.json").read_text())
     assert found["agreement"] and not any(e["faults"] for e in found["agreement"].values())
@@ -57,10 +51,8 @@ def test_a_difference_ends_in_one_line(
     assert message.startswith("error: device: it differs from the host. See runs/device")
     assert "another token" in PAGE.read_text()
 
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
-
-    monkeypatch.setattr(check, "measure", full)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
+    monkeypatch.setattr(check, "measure", Mock(side_effect=full))
     message = refused(tiny_pair_dir)
     assert "error: harvest.batch_size: CUDA out of memory. Tried to allocate 9 GiB. L" in message
     text = PAGE.read_text()
@@ -93,15 +85,12 @@ def test_a_pair_with_states_is_refused_in_one_line(tiny_pair_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_needs_configs_alone(
-    tiny_pair_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_memory_needs_configs_alone(tiny_pair_dir: Path, tmp_path: Path) -> None:
     for side in ("target", "draft"):
         (tmp_path / side).mkdir()
         config = (tiny_pair_dir / side / "config.json").read_text()
         (tmp_path / side / "config.json").write_text(config)
-    programs.run(check_device, *given(tmp_path, "memory=[20,40]"))
-    printed = capsys.readouterr().out
+    printed = run(tmp_path, "memory=[20,40]")
     assert "modelled" in printed and "| 20 " in printed and "| 40 " in printed
     assert not Path("runs").exists()
     (tmp_path / "draft" / "target_features.safetensors").touch()

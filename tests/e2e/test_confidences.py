@@ -17,30 +17,26 @@ from tests.helpers.training.confidences import TEMPERATURES, logged
 
 
 @pytest.fixture(autouse=True)
-def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def logs(here: Path) -> None:
     """Shards in the current folder."""
-    monkeypatch.chdir(tmp_path)
     for number in range(2):
         rows = logged(1500, number)
         shard = {"logits": rows.logits.float(), "prefix_mask": rows.labels.float()}
         torch.save(shard, f"sts.{number}.pt")
 
 
-def imported(out: str, *more: str) -> None:
-    run(import_confidence, "source.files=sts.*.pt", f"out={out}", *more)
+def imported(out: str, *more: str) -> str:
+    return run(import_confidence, "source.files=sts.*.pt", f"out={out}", *more)
 
 
 @pytest.mark.parametrize(
     "method", ["sts", "sts_sglang", "temperature", "platt", "isotonic", "none"]
 )
 @pytest.mark.few(2)
-def test_shards_are_imported_and_calibrated(
-    method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    imported("served", "source.domain=chat", "gamma=3")
-    assert "chat: 3000 proposals of 3 tokens, 48 groups" in capsys.readouterr().out
-    run(train, "data=served", f"calibration={method}")
-    printed = capsys.readouterr().out
+def test_shards_are_imported_and_calibrated(method: str) -> None:
+    printed = imported("served", "source.domain=chat", "gamma=3")
+    assert "chat: 3000 proposals of 3 tokens, 48 groups" in printed
+    printed = run(train, "data=served", f"calibration={method}")
     found = read_maps("checkpoints/confidences")
     assert (Path("checkpoints/confidences/README.md").read_text().strip()) in printed
     assert found["method"] == method and found["gamma"] == 3
@@ -87,26 +83,23 @@ def test_another_pair_is_refused() -> None:
 
 
 def test_bad_input_is_one_line() -> None:
-    def line(program: object, *arguments: str) -> str:
-        return refused(program, *arguments)
-
     here = ("source.files=sts.*.pt", "out=served")
-    wrong = line(import_confidence, *here, "gamma=4")
+    wrong = refused(import_confidence, *here, "gamma=4")
     assert wrong.startswith("error: gamma: expected proposals of 4 tokens, got 3")
-    assert "no file matches" in line(import_confidence, "source.files=no.*.pt")
+    assert "no file matches" in refused(import_confidence, "source.files=no.*.pt")
     Path("mine").mkdir()
     Path("mine/x").write_text("mine")
-    assert "out: mine holds something else" in line(import_confidence, *here, "out=mine")
+    assert "out: mine holds something else" in refused(import_confidence, *here, "out=mine")
     imported("served")
-    assert "out: mine holds something else" in line(train, "data=served", "out=mine")
+    assert "out: mine holds something else" in refused(train, "data=served", "out=mine")
     torch.save({"logits": torch.zeros(99, 2), "prefix_mask": torch.zeros(99, 2)}, "two.pt")
     run(import_confidence, "source.files=two.pt", "out=two")
-    assert "drift: expected proposals of 3 tokens" in line(train, "data=served", "drift=[two]")
+    assert "drift: expected proposals of 3 tokens" in refused(train, "data=served", "drift=[two]")
     write_harvest(Path("harvest"))
-    sequential = line(train, "data=harvest", "calibration=sts")
+    sequential = refused(train, "data=harvest", "calibration=sts")
     assert sequential.startswith("error: calibration: sequential temperatures are for imported")
-    assert "drift:" in line(train, "data=served", "drift=[harvest]")
-    assert "drift: expected other folders" in line(train, "data=served", "drift=[./served]")
+    assert "drift:" in refused(train, "data=served", "drift=[harvest]")
+    assert "drift: expected other folders" in refused(train, "data=served", "drift=[./served]")
     facts = json.loads(Path("served/confidences.json").read_text())
     Path("served/confidences.json").write_text(json.dumps({**facts, "gamma": 2}))
-    assert "data: served" in line(train, "data=served")
+    assert "data: served" in refused(train, "data=served")

@@ -1,18 +1,29 @@
-"""pairs/distill_draft.py from its command line, with a tiny target."""
+"""pairs/distill_draft.py from its command line, with a tiny target, also of a draft that reads it:
+it makes a draft, goes on after an interruption, refuses the rest."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import evaluation.evaluate
+from decoding.models.cached_lm import CachedLM
+from decoding.models.draft_vocabulary import FILE as VOCABULARY
+from decoding.models.draft_vocabulary import write_vocabulary
+from decoding.models.eagle.draft import EagleDraft
+from decoding.models.loading import ModelPair
 from pairs import distill_draft
-from pairs.chats import Chat, load_chats
+from pairs.chats import Chat, load_chats, save_chats
+from pairs.embedded import EAGLE_LAYERS, EAGLE_PROVENANCE
 from pairs.self_chat import written_tokens
 from pairs.training import DraftTraining
-from tests.helpers.models.tiny_pair import save_talking_target, tiny_tokenizer
+from scripts import evaluate
+from tests.helpers.models.tiny_pair import CONFIG, save_talking_target, tiny_models, tiny_tokenizer
+from tests.helpers.programs.programs import GREEDY, JSONL, models, refused, run, write_prompts
 
 SETTINGS = (
     "pair.target=target pair.dtype=float32 draft.layers=[0,3] out=made chats.folder=chats"
@@ -21,27 +32,13 @@ SETTINGS = (
 ).split()
 
 
-@pytest.fixture(autouse=True)
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_talking_target(tmp_path / "target")
+distill = partial(run, distill_draft, *SETTINGS)
+refuse = partial(refused, distill_draft, *SETTINGS)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", ["distill_draft.py", *SETTINGS, *arguments])
-    distill_draft.main()
-
-
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> str:
-    with pytest.raises(SystemExit) as exit_code:
-        run(monkeypatch, *arguments)
-    assert exit_code.value.code == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert message.startswith("error: ")
-    return message
+@pytest.fixture
+def target(here: Path) -> None:
+    save_talking_target(here / "target")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -49,8 +46,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch)
+def test_both_budgets_are_used_and_no_more(target: None) -> None:
+    distill()
     # the last shard may exceed chats.tokens
     assert 500 <= written_tokens(Path("chats")) < 500 + 100 + 6
     record = json.loads(Path("made/training.json").read_text())
@@ -59,59 +56,56 @@ def test_both_budgets_are_used_and_no_more(monkeypatch: pytest.MonkeyPatch) -> N
     weights = load_file("made/model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     chats = contents(Path("chats"))
-    run(monkeypatch, "training.tokens=1700")
+    distill("training.tokens=1700")
     assert contents(Path("chats")) == chats
     longer = load_file("made/model.safetensors")
     assert not torch.equal(longer["model.norm.weight"], weights["model.norm.weight"])
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """Train, and stop after three steps."""
+def interrupted(monkeypatch: pytest.MonkeyPatch, steps: int, *arguments: str) -> None:
+    """Train, and stop after so many steps."""
     step = DraftTraining.train_step
 
     def some(run: DraftTraining, batch: list[Chat]) -> dict:
-        if run.progress["step"] == 3:
+        if run.progress["step"] == steps:
             raise KeyboardInterrupt
         return step(run, batch)
 
     with monkeypatch.context() as stopped, pytest.raises(SystemExit) as ending:
         stopped.setattr(DraftTraining, "train_step", some)
-        run(stopped, *arguments)
+        run(distill_draft, *arguments)
     assert ending.value.code == 130
 
 
 @pytest.mark.slow
 def test_stages_and_a_start_from_a_trained_draft(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    target: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no(*arguments: str) -> str:
-        return refused(monkeypatch, capsys, *arguments)
-
-    assert "holds no chats" in no("stage=train")
-    run(monkeypatch, "stage=generate", "chats.tokens=300")
-    message = no("stage=generate", "chats.feature_layers=[1]")
+    assert "holds no chats" in refuse("stage=train")
+    distill("stage=generate", "chats.tokens=300")
+    message = refuse("stage=generate", "chats.feature_layers=[1]")
     assert "chats.feature_layers: expected [], as of the chats in chats, got [1]" in message
-    assert "no trained state" in no("stage=finish")
-    interrupted(monkeypatch, "stage=train")
+    assert "no trained state" in refuse("stage=finish")
+    interrupted(monkeypatch, 3, *SETTINGS, "stage=train")
     assert not Path("made").exists()
     state, settings = Path("made.run/state.safetensors"), Path("made.run/settings.json")
-    assert "interrupted with draft.layers" in no("stage=train", "draft.layers=[0]")
+    assert "interrupted with draft.layers" in refuse("stage=train", "draft.layers=[0]")
     whole, note = state.read_bytes(), settings.read_text()
     settings.unlink()
-    assert "other layers" in no("stage=train", "draft.layers=[0]")
+    assert "other layers" in refuse("stage=train", "draft.layers=[0]")
     state.write_bytes(whole[:-3])
-    assert "state.safetensors is damaged" in no("stage=train")
+    assert "state.safetensors is damaged" in refuse("stage=train")
     state.write_bytes(whole)
     settings.write_text(note)
-    run(monkeypatch, "stage=finish")
+    distill("stage=finish")
     record = json.loads(Path("made/training.json").read_text())
     assert record["progress"]["step"] == 3 and not Path("made.run").exists()
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    run(monkeypatch, "training.tokens=400")
-    run(monkeypatch, "ship=shipped")
+def test_what_was_trained_is_shipped_and_trained_further(target: None) -> None:
+    distill("training.tokens=400")
+    distill("ship=shipped")
     layers = load_file("shipped/draft_layers.safetensors")
     made = load_file("made/model.safetensors")
     own = {name for name in made if name.startswith(("model.layers.", "model.norm."))}
@@ -119,7 +113,7 @@ def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.Mon
     more = ["stage=train", "training.tokens=200", "out=more"]
     found = []
     for start in ("shipped/draft_layers.safetensors", "made"):
-        run(monkeypatch, *more, f"draft.start={start}")
+        distill(*more, f"draft.start={start}")
         record = json.loads(Path("more/training.json").read_text())
         assert record["started_from"] == start
         assert [run["started_from"] for run in record["earlier_runs"]] == ["target layers [0, 3]"]
@@ -128,11 +122,11 @@ def test_what_was_trained_is_shipped_and_trained_further(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_given_prompt_is_used_before_any_other(target: None) -> None:
     """Also when chats are written in several turns, between which the draft is trained."""
     prompts = [f"w{a} w{b} w{c}" for a in range(4, 7) for b in range(2, 10) for c in (20, 21)]
-    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in prompts))
-    run(monkeypatch, "chats.prompts=prompts.jsonl", "chats.responses=1")
+    write_prompts({"prompt": text} for text in prompts)
+    distill("chats.prompts=prompts.jsonl", "chats.responses=1")
     paths = sorted(Path("chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     chats = [chat for path in paths for chat in load_chats(path)]
     given = tiny_tokenizer()
@@ -154,18 +148,14 @@ def test_every_given_prompt_is_used_before_any_other(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("stage", ["generate", "all"])
 @pytest.mark.slow
 def test_a_target_that_cannot_chat_is_refused_before_it_is_loaded(
-    template: str | None,
-    message: str,
-    stage: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: None, template: str | None, message: str, stage: str
 ) -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     Path("target/chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained("target")
     Path("target/model.safetensors").unlink()
-    line = refused(monkeypatch, capsys, f"stage={stage}")
+    line = refuse(f"stage={stage}")
     assert line.startswith("error: pair.target: ") and message in line
     assert not Path("chats").exists()
 
@@ -197,12 +187,142 @@ LAYERS = "expected a list of different layers from 0 on, such as"
     ],
 )
 @pytest.mark.slow
-def test_bad_settings_are_one_line(
-    argument: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_settings_are_one_line(target: None, argument: str, message: str) -> None:
     save_file({"x": torch.zeros(9)}, "whole.safetensors")
     Path("half.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-3])
     if argument.startswith("draft.start"):
-        run(monkeypatch, "stage=generate", "chats.tokens=300")
+        distill("stage=generate", "chats.tokens=300")
         argument += " stage=train"
-    assert message in refused(monkeypatch, capsys, *argument.split())
+    assert message in refuse(*argument.split())
+
+
+# A draft that reads its target --------------------------------------------------------------------
+
+SMALL = (
+    "draft=eagle stage=train chats.folder=chats chats.held_out=4 training.tokens=300"
+    " training.batch_tokens=60 logger=none out=made"
+).split()
+
+
+@pytest.fixture
+def pair(tiny_pair_dir: Path, here: Path) -> list[str]:
+    """The arguments that name it, in a folder with chats, a vocabulary beside them, and prompts."""
+    Path("chats").mkdir()
+    write_prompts(1)
+    lm, chats = CachedLM(tiny_models()[0].float()), []
+    lm.record([1, 3])
+    generator = torch.Generator().manual_seed(2)
+    for number in range(30):
+        tokens = torch.randint(1, 32, (8 + number % 5,), generator=generator, dtype=torch.int32)
+        lm.reset()
+        lm.forward(tokens.long())
+        chats.append(Chat(tokens, 3, lm.states[: len(tokens) - 1].bfloat16().clone()))
+    save_chats(Path("chats/0.safetensors"), chats, [1, 3])
+    write_vocabulary(Path("chats") / VOCABULARY, torch.arange(1, 31), {})
+    return [*models(tiny_pair_dir), "pair.dtype=float64"]
+
+
+@pytest.mark.slow
+def test_a_draft_is_trained_goes_on_and_decodes(
+    pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [*pair, *SMALL, f"vocabulary=chats/{VOCABULARY}"]
+    interrupted(monkeypatch, 1, *given)
+    assert not Path("made").exists()
+    message = refused(distill_draft, *given, "draft.steps=1")
+    assert "interrupted with draft.steps=2, here 1" in message
+    assert "resuming after" in run(distill_draft, *given) and not Path("made.run").exists()
+    assert [path.name for path in Path("made").glob("*.safetensors")] == ["model.safetensors"]
+
+    seen: list[ModelPair] = []
+    load = evaluation.evaluate.prepare
+
+    def watched(cfg):
+        compared = load(cfg)
+        seen.append(compared.pair)
+        return compared
+
+    monkeypatch.setattr("evaluation.evaluate.prepare", watched)
+    decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *JSONL, *GREEDY]
+    few = ["split=all", "repeats=1", "methods=[confidence]", "max_new_tokens=12", "logger=none"]
+    equal = "confidence: 1 of 1 outputs equal autoregressive decoding (equal)"
+    assert equal in run(evaluate, *decoded, *few, "out=runs")
+    draft = seen[0].draft
+    assert isinstance(draft, EagleDraft) and draft.maps.layers == (1, 3)
+    # the tokens it was trained to say, and the end
+    assert draft.vocabulary is not None and draft.vocabulary.tolist() == list(range(31))
+
+
+@pytest.mark.slow
+def test_what_was_trained_in_two_runs_is_shipped_with_the_story_of_both(pair: list[str]) -> None:
+    run(distill_draft, *pair, *SMALL, "+notes.prompts=random words")
+    second = [word for word in (*pair, *SMALL) if not word.startswith(("pair.draft", "out="))]
+    run(distill_draft, *second, "pair.draft=made", "out=again")
+    run(distill_draft, *pair, "draft=eagle", "ship=shipped", "out=again", "+notes.why=a test")
+    record = json.loads(Path("shipped", EAGLE_PROVENANCE).read_text())
+    assert record["started_from"] == "made" and record["shipped"]
+    assert record["notes"] == {"why": "a test"}
+    assert [earlier["notes"] for earlier in record["earlier_runs"]] == [{"prompts": "random words"}]
+    trained = load_file("again/model.safetensors")
+    shipped = load_file(Path("shipped", EAGLE_LAYERS))
+    maps = load_file("again/speculation/target_features.safetensors")
+    layers = ("model.layers.", "model.norm.")
+    own = {name: tensor for name, tensor in trained.items() if name.startswith(layers)}
+    assert shipped.keys() == own.keys() | maps.keys() and len(own) < len(trained)
+    assert all(torch.equal(tensor, (own | maps)[name]) for name, tensor in shipped.items())
+    Path("again/training.json").write_text("{")
+    for argument, message in (
+        ("out=again", "training.json is damaged"),
+        ("out=chats", "out: expected the folder of a trained draft, got chats"),
+        ("notes=5", "notes: expected settings by name, got 5"),
+    ):
+        assert message in refused(distill_draft, *pair, "draft=eagle", "ship=shipped", argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("chats.folder=none", "chats.folder: none holds no chats"),
+        ("chats.held_out=30", "chats.folder: chats holds no chats"),
+        ("vocabulary=5", "vocabulary: expected a path or null, got 5"),
+        ("draft.steps=0", "draft.steps: expected a whole number from 1 to 100, got 0"),
+        ("training.tokens=0", "training.tokens: expected a whole number from 1 on, got 0"),
+        ("training.batch_tokens=-1", "training.batch_tokens: expected a whole number from 1 on"),
+        ("training.lr=abc", "training.lr: expected a number above 0, got 'abc'"),
+        ("~training.lr", "training.lr: expected a number above 0, got null"),
+        ("+training.foo=1", "training.foo: expected one of tokens, batch_tokens, "),
+        ("training.lr=-1", "training.lr: expected a number above 0, got -1"),
+        ("training.decay=nan", "training.decay: expected a number from 0 to 1, got nan"),
+        ("training.positions=7", "training.positions: expected a number above 0, at most 1, got 7"),
+        ("training.dtype=float12", "training.dtype: expected float32 or bfloat16, got 'float12'"),
+        ("save_seconds=abc", "save_seconds: expected a number from 0 on, got 'abc'"),
+        ("seed=abc", "seed: expected a whole number from 0 to 4294967295, got 'abc'"),
+        ("pair.draft=other", "pair.draft: expected hidden states of size 24, as the target's"),
+        ("pair.draft=wider", "pair.draft: expected an output layer of 32 tokens, as the target"),
+        ("out=chats", "out: "),
+    ],
+)
+@pytest.mark.slow
+def test_what_cannot_work_is_one_line(argument: str, message: str, pair: list[str]) -> None:
+    for name, size in (("other", {"hidden_size": 16}), ("wider", {"vocab_size": 40})):
+        if argument == f"pair.draft={name}":
+            LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), **size})).save_pretrained(name)
+    given = [word for word in (*pair, *SMALL) if word.split("=")[0] != argument.split("=")[0]]
+    assert refused(distill_draft, *given, argument).startswith(f"error: {message}")
+    assert not Path("made").exists() and not Path("made.run").exists()
+
+
+@pytest.mark.slow
+def test_jobs_of_a_sweep_do_not_overwrite_each_other(pair: list[str]) -> None:
+    run(distill_draft, "-m", *pair, *SMALL, "draft.steps=1,2")
+    assert len(list(Path("made").glob("*/training.json"))) == 2
+
+
+@pytest.mark.slow
+def test_the_order_of_training_is_the_seeds(pair: list[str]) -> None:
+    made = []
+    for seed in (1, 1, 2):
+        torch.rand(seed + len(made))  # whatever was drawn before
+        run(distill_draft, *pair, *SMALL, f"seed={seed}")
+        made.append(Path("made/model.safetensors").read_bytes())
+    assert made[0] == made[1] != made[2]

@@ -12,24 +12,22 @@ from decoding.models.draft_vocabulary import read_vocabulary
 from pairs import draft_vocabulary
 from pairs.chats import Chat, save_chats
 from scripts import evaluate, gen_data
-from tests.helpers.models.tiny_pair import EOS, VOCAB, save_tiny_pair
-from tests.helpers.programs.programs import GREEDY, SPLITS, base, refused, run
+from tests.helpers.models.tiny_pair import EOS, VOCAB
+from tests.helpers.programs.programs import GREEDY, JSONL, SPLITS, models, refused, run
 
 SIZES = ("sizes=[4,20]", "size=9", "positions=40", "pair.max_length=40")
 
 
+@pytest.fixture
+def pair(tiny_pair_dir: Path) -> list[str]:
+    return [*models(tiny_pair_dir), "pair.dtype=float64"]
+
+
 def test_a_vocabulary_is_made_and_drafts_keep_to_it(
-    harvest: Path,
-    tiny_pair_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    harvest: Path, pair: list[str], here: Path
 ) -> None:
-    shutil.copytree(harvest, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
-    run(draft_vocabulary, *pair, *SIZES, *GREEDY, "data=data/greedy")
-    printed = capsys.readouterr().out
+    shutil.copytree(harvest, here, dirs_exist_ok=True)
+    printed = run(draft_vocabulary, *pair, *SIZES, *GREEDY, "data=data/greedy")
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")][2:]
     assert [int(row[0]) for row in rows] == [4, 9, 20, VOCAB] and "modelled speed-up" in printed
     shares = [[float(row[column]) for row in rows] for column in (1, 2, 3)]
@@ -44,7 +42,7 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     assert sorted(counts[tokens].tolist()) == counts.topk(9).values.sort().values.tolist()
 
     small = ("max_new_tokens=12", "gamma=3", "out=data/short", *SPLITS, *GREEDY)
-    run(gen_data, *base(tiny_pair_dir), *small, f"pair.draft_vocabulary={path}")
+    run(gen_data, *pair, *JSONL, *small, f"pair.draft_vocabulary={path}")
     short, whole = (one.manifest.written["pair"] for one in (Harvest.open("data/short"), harvested))
     assert short["draft"] != whole["draft"] and short["target"] == whole["target"]
     drafted = {
@@ -56,18 +54,12 @@ def test_a_vocabulary_is_made_and_drafts_keep_to_it(
     assert drafted and drafted <= {EOS, *tokens}
 
     learned = ("methods=[specdecpp]", "method.specdecpp.stop.checkpoint=checkpoints/specdecpp")
-    given = (*base(tiny_pair_dir), *GREEDY, *learned, "split=all", "logger=none")
+    given = (*pair, *JSONL, *GREEDY, *learned, "split=all", "logger=none")
     message = refused(evaluate, *given, f"pair.draft_vocabulary={path}")
     assert "was trained with pair.draft=" in message and "tokens" in message
 
 
-def test_chats_are_counted_and_the_first_held_out(
-    tiny_pair_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_chats_are_counted_and_the_first_held_out(pair: list[str], here: Path) -> None:
     Path("chats").mkdir()
     spoken = ([1, 2, 9, 9], [1, 2, 5, 7], [3, 4, 7, 5, 7])
     chats = [
@@ -75,19 +67,11 @@ def test_chats_are_counted_and_the_first_held_out(
         for tokens in spoken
     ]
     save_chats(Path("chats/one.safetensors"), chats)
-    pair = [word for word in base(tiny_pair_dir) if word.startswith("pair")]
-    arguments = (
-        *pair,
-        "chats=chats",
-        "held_out=1",
-        "sizes=[]",
-        "size=2",
-        "positions=2",
-        "gammas=2",
-    )
-    run(draft_vocabulary, *arguments, "out=kept.safetensors")
+    few = "chats=chats held_out=1 sizes=[] size=2 positions=2 gammas=2"
+    arguments = (*pair, *few.split())
+    printed = run(draft_vocabulary, *arguments, "out=kept.safetensors")
     assert read_vocabulary(Path("kept.safetensors"), VOCAB).tolist() == [7, 5]
-    assert "2 of them said at least once in 5 counted" in capsys.readouterr().out
+    assert "2 of them said at least once in 5 counted" in printed
     message = refused(draft_vocabulary, *arguments, "held_out=3")
     assert message.startswith("error: chats: chats has 3 chats, held_out=3 leaves none")
 
@@ -111,14 +95,14 @@ DIFFERENT = "sizes: expected a list of different sizes, such as [4096,16384]"
         ("pair.draft=nowhere/at/all", "pair.draft: no model in"),
     ],
 )
-def test_bad_input_is_refused(override: str, message: str, replaying: list[str]) -> None:
-    pair = [word for word in replaying if word.startswith("pair") or word in GREEDY]
-    assert message in refused(draft_vocabulary, *pair, "data=data/greedy", *SIZES, override)
+def test_bad_input_is_refused(
+    override: str, message: str, pair: list[str], replaying: list[str]
+) -> None:
+    given = (*pair, *GREEDY, "data=data/greedy", *SIZES, override)
+    assert message in refused(draft_vocabulary, *given)
 
 
-def test_responses_of_another_target_are_refused(replaying: list[str], tmp_path: Path) -> None:
-    save_tiny_pair(tmp_path)
-    swapped = [f"pair.{side}={tmp_path / 'draft'}" for side in ("target", "draft")]
-    given = [*swapped, "pair.dtype=float64", "data=data/greedy", *SIZES]
-    message = refused(draft_vocabulary, *given)
+def test_responses_of_another_target_are_refused(pair: list[str], replaying: list[str]) -> None:
+    swapped = [*pair, pair[1].replace("pair.draft", "pair.target")]
+    message = refused(draft_vocabulary, *swapped, "data=data/greedy", *SIZES)
     assert "pair.target: it belongs to another target than the harvest" in message

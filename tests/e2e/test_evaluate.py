@@ -16,15 +16,12 @@ from evaluation import evaluate as flow
 from evaluation import token_texts
 from evaluation.table import compare
 from runtime.files import only_writer
-from tests.helpers.evaluation.evaluating import (
-    ALL,
-    GREEDY,
-    METHODS,
-    refused,
-    run,
-    write_checkpoints,
-)
+from scripts import evaluate
+from tests.helpers.evaluation.evaluating import METHODS, identity, refused, run, write_checkpoints
+from tests.helpers.programs import programs
 from tests.helpers.programs.processes import end, forked, wait_for
+from tests.helpers.programs.programs import GREEDY, write_prompts
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 
 
 def results() -> Any:
@@ -35,31 +32,27 @@ def custom_traces() -> list[Trace]:
     return read_traces(Path("runs/x/traces-custom.jsonl"))
 
 
-def test_two_runs_do_not_write_one_folder(
-    evaluating: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_do_not_write_one_folder(evaluating: list[str]) -> None:
     def hold() -> None:
         with only_writer(Path("runs/x")):
-            (tmp_path / "begun").touch()
+            Path("begun").touch()
             time.sleep(60)
 
     child = forked(hold)
-    wait_for(tmp_path, "begun")
-    with pytest.raises(SystemExit):
-        run(*evaluating, "methods=[autoregressive]")
-    assert "error: out: another process is making runs/x. Wait for it" in capsys.readouterr().err
+    wait_for(Path(), "begun")
+    message = programs.refused(evaluate, *evaluating, "methods=[autoregressive]")
+    assert message.startswith("error: out: another process is making runs/x. Wait for it")
     end(child)
     run(*evaluating, "methods=[autoregressive]")
     assert Path("runs/x/results.json").is_file() and not list(Path("runs").glob(".*"))
 
 
 @pytest.mark.smoke
-def test_greedy_equals_autoregressive_for_every_method(
-    evaluating: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_greedy_equals_autoregressive_for_every_method(evaluating: list[str]) -> None:
     write_checkpoints(evaluating, {"temperature": 0.0, "top_k": 0, "top_p": 1.0})
-    run(*evaluating, *GREEDY, ALL, "verbose=true", "structure.gamma_max=6")
-    printed, out = capsys.readouterr().out, Path("runs/x")
+    every = f"methods=[{','.join(METHODS)}]"
+    printed = run(*evaluating, *GREEDY, every, "verbose=true", "structure.gamma_max=6")
+    out = Path("runs/x")
     assert printed.count("8 of 8 outputs equal autoregressive decoding (equal)") == len(METHODS) - 1
     assert "Share of decode time" in printed and "## odd: 3 prompts, 2 repeats" in printed
     assert (out / "table.md").read_text().strip() in printed
@@ -80,21 +73,18 @@ def test_greedy_equals_autoregressive_for_every_method(
     traces = {name: read_traces(out / f"traces-{name}.jsonl") for name in METHODS}
     assert {len(found) for found in traces.values()} == {8}
     texts = token_texts.read(out)
-    assert (
-        texts.prompt(traces["hrad"][0]).startswith("w")
-        and sum(map(len, texts.prompts.values())) == 4
-    )
+    assert texts.prompt(traces["hrad"][0]).startswith("w")
+    assert sum(map(len, texts.prompts.values())) == 4
     used = {token for each in traces.values() for trace in each for token in trace.tokens}
     assert used <= texts.tokens.keys()
     plain = [trace.tokens for trace in traces["autoregressive"]]
     assert all([trace.tokens for trace in found] == plain for found in traces.values())
 
 
-def test_a_dataset_may_be_called_all(evaluating: list[str], tmp_path: Path) -> None:
+def test_a_dataset_may_be_called_all(evaluating: list[str]) -> None:
     """Its numbers stand beside those of all prompts, in the table and in results.json."""
-    names = ["all", "odd", "odd"]
-    prompts = [{"prompt": f"w{n} w2", "dataset": name} for n, name in enumerate(names, 1)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    names = enumerate(["all", "odd", "odd"], 1)
+    write_prompts({"prompt": f"w{n} w2", "dataset": name} for n, name in names)
     run(*evaluating, "methods=[custom]", "repeats=1")
     found = results()
     assert found["prompts"] == {"all": 3, '"all"': 1, "odd": 2}
@@ -170,9 +160,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     method = found["methods"]["fixed"]
     assert "the fastest of 2 on" in method["note"] and "of the calibration split" in method["note"]
     speeds = found["tried"]["fixed"]
-    assert f"stop.gamma={method['settings']['stop']['gamma']}" == max(
-        speeds, key=lambda k: speeds[k]
-    )
+    assert f"stop.gamma={method['settings']['stop']['gamma']}" == max(speeds, key=speeds.get)
     assert found["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
     assert f"fixed: {method['note']}." in Path("runs/x/table.md").read_text()
     decoded.clear()
@@ -186,23 +174,19 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     assert found["methods"]["fixed"]["settings"]["stop"]["gamma"] == 2
 
 
-def test_lookahead_needs_an_engine_and_nothing_else(
-    evaluating: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lookahead_needs_an_engine_and_nothing_else(evaluating: list[str]) -> None:
     small = (*evaluating, "methods=[custom]", "engine=lookahead", "engine.window=3", "repeats=1")
-    run(*small, *GREEDY)
-    assert "custom: 4 of 4 outputs equal autoregressive decoding (equal)" in capsys.readouterr().out
-    traces = custom_traces()
-    assert sum(round_.accepted for trace in traces for round_ in trace.rounds) > 0
-    run(*small, "modelled=[measured,5]")
-    assert "lossless by its verifiers" in capsys.readouterr().out
+    equal = "custom: 4 of 4 outputs equal autoregressive decoding (equal)"
+    assert equal in run(*small, *GREEDY)
+    assert sum(round_.accepted for trace in custom_traces() for round_ in trace.rounds) > 0
+    assert "lossless by its verifiers" in run(*small, "modelled=[measured,5]")
     rows = results()["summary"]["all"]
     assert rows["autoregressive"]["speed-up, measured"][0] == 1
     assert rows["custom"]["speed-up, c=5"][0] > 1
     rows = [round_.extra_rows for trace in custom_traces() for round_ in trace.rounds]
     assert max(rows) == 3 * 4 - 1, "a full window, without the last committed token"
-    run(*small, "~method.custom.structure", "~method.custom.verifier", "~method.custom.stop")
-    assert "lossless by its verifiers" in capsys.readouterr().out
+    parts = (f"~method.custom.{part}" for part in ("structure", "verifier", "stop"))
+    assert "lossless by its verifiers" in run(*small, *parts)
 
 
 @pytest.mark.parametrize("more", [[], ["warp=greedy", "draft_warp.temperature=0"]])
@@ -221,7 +205,7 @@ def test_a_checkpoint_that_is_not_there_is_made_by_two_commands(
 
 
 def test_greedy_check_catches_a_lossy_rule(
-    evaluating: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    evaluating: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that accepts every draft. Filters change nothing about a greedy target, so it is checked
     all the same."""
@@ -232,26 +216,81 @@ def test_greedy_check_catches_a_lossy_rule(
         return Verdict(len(draft), draft.path(len(draft)), token, len(draft))
 
     monkeypatch.setattr(TokenVerifier, "verify", credulous)
-    run(*evaluating, *GREEDY, "warp.top_k=3", "methods=[custom]", "repeats=1")
-    printed = capsys.readouterr().out
+    printed = run(*evaluating, *GREEDY, "warp.top_k=3", "methods=[custom]", "repeats=1")
     assert "NOT LOSSLESS" in printed and "too large" in printed
 
 
 @pytest.mark.parametrize("engine", ["overlapped", "pearl"])
-def test_draft_and_target_side_by_side(
-    engine: str, evaluating: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draft_and_target_side_by_side(engine: str, evaluating: list[str]) -> None:
     chosen = ("methods=[custom]", f"engine={engine}", "structure=branch_point", "stop=never")
-    run(*evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "verbose=true")
-    printed = capsys.readouterr().out
+    printed = run(*evaluating, *GREEDY, *chosen, "structure.gamma_max=3", "verbose=true")
     assert "custom: 8 of 8 outputs equal autoregressive decoding (equal)" in printed
     assert "Draft and target side by side" in printed
     found = results()["summary"]["all"]["custom"]
     assert 0 <= found["waste"][0] <= 1
     assert (found["draft stages"][0] > 0) == (engine == "overlapped")
-    with pytest.raises(SystemExit):
-        run(*evaluating, *chosen[:2], "stop=never")
-    assert "structure, engine: Chain" in capsys.readouterr().err
+    message = programs.refused(evaluate, *evaluating, *chosen[:2], "stop=never")
+    assert "structure, engine: Chain" in message
+
+
+# Grown drafts -------------------------------------------------------------------------------------
+
+COSTS = {"seconds": {"draft": 1.0, "target": {"1": 4.0, "65": 5.0}}}
+TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+
+
+@pytest.fixture
+def given(evaluating: list[str]) -> list[str]:
+    """A predictor for either temperature, and costs."""
+    for name, temperature in TEMPERATURES.items():
+        warp = {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        context = {"pair": identity(evaluating), "warp": warp, "draft_warp": warp}
+        write_checkpoint(Path(name), "value", columns("value", 0), context=context)
+    Path("costs.json").write_text(json.dumps(COSTS))
+    methods = ("grown", "grown_greedy")
+    return [*evaluating, *(f"method.{name}.structure.cost.file=costs.json" for name in methods)]
+
+
+def test_greedy_drafts_grow_and_the_text_is_that_of_plain_decoding(given: list[str]) -> None:
+    names = ["grown", "grown_greedy", "reranked"]
+    checkpoints = [f"method.{name}.structure.checkpoint=greedy" for name in names[:2]]
+    printed = run(*given, *GREEDY, *checkpoints, f"methods=[{','.join(names)}]", "verbose=true")
+    assert printed.count("8 of 8 outputs equal autoregressive decoding") == 3
+    wide = {}
+    for name in names:
+        rounds = [r for t in read_traces(Path(f"runs/x/traces-{name}.jsonl")) for r in t.rounds]
+        parents = [round_.draft_parents for round_ in rounds]
+        wide[name] = any(len(set(found)) < len(found) for found in parents)
+    assert wide == {"grown": False, "grown_greedy": True, "reranked": True}, (
+        "siblings of a greedy draft are point masses"
+    )
+
+
+def test_sampled_drafts_grow(given: list[str]) -> None:
+    run(*given, "methods=[grown]", "method.grown.structure.checkpoint=sampled")
+    rounds = [r for t in read_traces(Path("runs/x/traces-grown.jsonl")) for r in t.rounds]
+    assert any(round_.depth < len(round_.draft_tokens) for round_ in rounds)
+    assert all(round_.seconds["stop"] > 0 for round_ in rounds if len(round_.draft_tokens) > 1)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused(given: list[str]) -> None:
+    theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
+    Path("theirs.json").write_text(json.dumps(COSTS | {"pair": theirs}))
+    key, sampled = "method.grown.structure", "checkpoint=sampled"
+    for values, words in {
+        "checkpoint=greedy": f"{key}.checkpoint: greedy was trained with",
+        "checkpoint=nowhere": "train.py predictor=value",
+        f"{sampled} cost.file=nowhere.json": f"{key}.cost.file: nowhere.json is missing",
+        f"{sampled} cost.file=theirs.json": f"{key}.cost.file: theirs.json was measured with anoth",
+        f"{sampled} siblings=17": f"{key}.siblings: expected",
+    }.items():
+        changes = [f"{key}.{value}" for value in values.split()]
+        assert words in refused(*given, "methods=[grown]", *changes)
+    table = [one for one in given if ".cost.file=" not in one]
+    falling = (f"cost@{key}.cost=c5", f"{key}.cost.target={{3:5,1:4}}", f"{key}.{sampled}")
+    message = refused(*table, "methods=[grown]", *falling)
+    assert f"{key}.cost.target: expected numbers of rows in rising" in message
 
 
 # What is refused, in one line each ----------------------------------------------------------------
@@ -279,10 +318,10 @@ def test_missing_and_foreign_checkpoints(evaluating: list[str]) -> None:
 
 
 def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
-    evaluating: list[str], capsys: pytest.CaptureFixture[str]
+    evaluating: list[str],
 ) -> None:
-    small = ["max_new_tokens=4", "limit=1", "split=all"]
-    given = ["methods=[custom]", "stop=stop_loss", "stop.cost=cost.json", *small]
+    given = [*evaluating, "methods=[custom]", "stop=stop_loss", "stop.cost=cost.json"]
+    given += ["max_new_tokens=4", "limit=1", "split=all"]
 
     def measured(pair: dict[str, str] | None, on: dict[str, Any] | None) -> None:
         facts = {"seconds": {"draft": 1.0, "target": 1.0}, "pair": pair, "measured_on": on}
@@ -290,20 +329,20 @@ def test_costs_of_another_pair_are_refused_and_of_another_machine_warned_of(
 
     theirs = {"name": "theirs", "target": "whole x", "draft": "whole y", "tokenizer": "z"}
     measured(theirs, None)
-    assert (
-        "stop.cost: cost.json was measured with another target and draft and eos_ids and tokenizer."
-        " Measure"
-    ) in refused(*evaluating, *given)
+    other = "was measured with another target and draft and eos_ids and tokenizer. Measure"
+    assert f"stop.cost: cost.json {other}" in refused(*given)
     measured(None, {"threads": 64})
-    assert "stop.cost: cost.json does not say with which hardware" in refused(*evaluating, *given)
+    assert "stop.cost: cost.json does not say with which hardware" in refused(*given)
     sides = {"target": "abacus", "draft": "abacus"}
     measured(None, {"hardware": sides, "dtypes": {"target": "bead"}, "threads": 64})
-    run(*evaluating, *given)
     warning = "warning: cost.json was measured on another machine: hardware abacus, here"
-    assert warning in capsys.readouterr().out
+    assert warning in run(*given)
 
 
 MODELLED = "modelled: expected a list of measured, pipeline and speed ratios above 0, "
+OWN = "methods=[custom] stop=never verifier=rrsw"
+OWN_STOP = "method.custom.stop"
+NEVER = "{_target_:decoding.stopping.never.Never}"
 TRIED = "tried.fixed.stop.gamma"
 
 
@@ -327,9 +366,17 @@ TRIED = "tried.fixed.stop.gamma"
         ("max_new_tokens=2000", "pair.max_length"),
         ("method.fixed.stop.gama=3", "gama"),
         (
-            "methods=[custom] method.custom.stop={_target_:decoding.stopping.never.Never}",
-            "method.custom.stop: the custom method takes the top-level stop",
+            f"methods=[custom] {OWN_STOP}={NEVER}",
+            f"{OWN_STOP}: the custom method takes the top-lev",
         ),
+        (f"{OWN} structure=specinfer", "structure, verifier: SpecInfer draws siblings by iid"),
+        (
+            f"{OWN} structure=tree verifier=spechub structure.widths=[3]",
+            "structure, verifier: Width",
+        ),
+        (f"{OWN} structure=dyspec verifier=rrs", "structure, verifier: DySpecHeap draws siblings"),
+        (f"{OWN} structure=tree stop=fixed", "structure, stop: WidthTree asks no stop rule"),
+        (f"{OWN} structure=sequoia", "structure.tree: runs/sequoia-smollm2-eagle-T1.0.json"),
         ("engine=lookahead stop=adaedl methods=[custom]", "stop, engine: LookaheadEngine takes no"),
         ("engine=lookahead structure.gamma_max=3 methods=[custom]", "structure, engine: Lookahead"),
         ("modelled=[fast]", MODELLED),
@@ -340,6 +387,10 @@ TRIED = "tried.fixed.stop.gamma"
         ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got something else"),
     ],
 )
-@pytest.mark.few(6)
-def test_bad_settings_end_with_one_line(argument: str, words: str, evaluating: list[str]) -> None:
+@pytest.mark.few(8)
+def test_bad_settings_end_with_one_line(
+    argument: str, words: str, evaluating: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if argument.startswith(OWN):
+        monkeypatch.setattr(flow, "decode", None)  # it does not come to that
     assert words in refused(*evaluating, "methods=[fixed]", *argument.split())

@@ -12,7 +12,7 @@ import pytest
 from evaluation.decode import Journal
 from scripts import evaluate
 from tests.helpers.programs.processes import die, forked
-from tests.helpers.programs.programs import SPLITS, base, mode, refused, run
+from tests.helpers.programs.programs import SPLITS, mode, models, refused, run
 
 expect = mode(evaluate.expected)
 
@@ -23,16 +23,12 @@ METHODS = "methods=[token,block,rrsw,rrs,spechub,dyspec]"
 @pytest.fixture
 def asked(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(harvest)
-    pair = [one for one in base(tiny_pair_dir) if one.startswith("pair.")]
-    return [*pair, *SMALL]
+    return [*models(tiny_pair_dir), "pair.dtype=float64", *SMALL]
 
 
-def test_a_table_of_methods(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_methods(asked: list[str], tmp_path: Path) -> None:
     out = tmp_path / "x"
-    run(expect, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
-    printed = capsys.readouterr().out
+    printed = run(expect, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
     answer = r"\nMost tokens per target call, expected: [\d.]+ \(.*\), of (\w+)\.\n3 prompts, "
     best = re.match(answer, printed)[1]
     assert "2 draft(s) in each" in printed and "tokens less rrsw" in printed
@@ -89,10 +85,7 @@ def test_a_killed_run_goes_on(
 
 
 def test_a_killed_run_does_not_go_on_with_other_limits(
-    asked: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = Journal.add
 
@@ -101,16 +94,13 @@ def test_a_killed_run_does_not_go_on_with_other_limits(
         run(expect, *asked, f"out={tmp_path / 'x'}")
 
     assert forked(killed).wait() == -signal.SIGKILL
-    run(expect, *asked, f"out={tmp_path / 'x'}", "pair.max_length=60")
-    assert "going on after" not in capsys.readouterr().out
+    printed = run(expect, *asked, f"out={tmp_path / 'x'}", "pair.max_length=60")
+    assert "going on after" not in printed
 
 
-def test_contexts_may_come_from_another_temperature(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_contexts_may_come_from_another_temperature(asked: list[str], tmp_path: Path) -> None:
     warps = ("warp.temperature=0.6", "draft_warp.temperature=0.3")
-    run(expect, *asked, *warps, f"out={tmp_path / 'x'}")
-    printed = capsys.readouterr().out
+    printed = run(expect, *asked, *warps, f"out={tmp_path / 'x'}")
     assert "temperature 0.6: expected per target call" in printed
     assert "Contexts are of responses of smollm2-eagle at temperature 0." in printed
 

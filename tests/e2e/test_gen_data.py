@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from data_gen.requests import refuse_other_shares
@@ -20,36 +20,27 @@ from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from scripts import gen_data
 from tests.helpers.data.answer_stub import Stub, stub_server
+from tests.helpers.data.datasets import rows
 from tests.helpers.models.tiny_pair import save_tiny_pair
 from tests.helpers.programs import programs
+from tests.helpers.programs.programs import JSONL, models, write_prompts
 
-ARGUMENTS = (
-    *("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "dataset=jsonl"),
-    *("pair.name=tiny", "pair.target=pair/target", "pair.draft=pair/draft"),
-    *("dataset.path=prompts.jsonl", "dataset.chat=false"),
-)
+SMALL = ("max_new_tokens=12", "gamma=3", "batch_size=4", "anchors.stride=2", "pair.name=tiny")
+ARGUMENTS = (*SMALL, *models(Path("pair")), *JSONL)
 DATA = Path("data/jsonl")
 Said = pytest.CaptureFixture[str]
+run = partial(programs.run, gen_data, *ARGUMENTS)
+refused = partial(programs.refused, gen_data, *ARGUMENTS)
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"id": f"p{n}", "prompt": f"w{n + 1} w{n + 2} w{n + 3}"}) for n in range(9)]
-    Path("prompts.jsonl").write_text("\n".join(lines))
+def workplace(here: Path) -> None:
+    write_prompts(9)
 
 
 @pytest.fixture
-def pair(workplace: None, tmp_path: Path) -> None:
-    save_tiny_pair(tmp_path / "pair")
-
-
-def run(*arguments: str) -> None:
-    programs.run(gen_data, *ARGUMENTS, *arguments)
-
-
-def refused(*arguments: str) -> str:
-    return programs.refused(gen_data, *ARGUMENTS, *arguments)
+def pair(here: Path) -> None:
+    save_tiny_pair(here / "pair")
 
 
 def manifest_of(folder: Path | str = DATA) -> dict:
@@ -63,17 +54,11 @@ def asking() -> Iterator[tuple[Stub, tuple[str, ...]]]:
         yield stub, ("responses=server", f"responses.url={stub.url}", "responses.model=tiny")
 
 
-def rows(folder: str, kind: str) -> list[dict]:
-    paths = sorted(Path(folder).glob(f"{kind}-*.parquet"))
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]
-
-
-def test_dataset_folder(pair: None, capsys: Said) -> None:
-    run("estimate=true")
-    printed = capsys.readouterr().out
-    expected = re.search(r"time: about .*disk: about ([\d.]+) MB", printed, re.DOTALL)
+def test_dataset_folder(pair: None) -> None:
+    estimate = r"time: about .*disk: about ([\d.]+) MB"
+    expected = re.search(estimate, run("estimate=true"), re.DOTALL)
     assert expected and not DATA.exists()
-    run()
+    printed = run()
     manifest, harvest = manifest_of(), Harvest.open(DATA)
     found = manifest["statistics"]
     assert sum(manifest["splits"].values()) == manifest["prompts"]["count"] == 9
@@ -90,7 +75,6 @@ def test_dataset_folder(pair: None, capsys: Said) -> None:
     assert tokens <= set(ids.tolist()) and vectors.shape == (len(ids), 24)
     assert sum(found["accepted_lengths"]) == found["records"]["rounds"]
     assert float(expected[1]) * 1e6 == pytest.approx(manifest["bytes"], rel=0.2)
-    printed = capsys.readouterr().out
     assert "mean sum(min(p, q))" in printed and "accepted lengths" in printed
     before = {path: path.stat().st_mtime_ns for path in DATA.glob("*.parquet")}
     run()
@@ -151,12 +135,11 @@ def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
 
 def test_verify_names_every_bad_file(pair: None, capsys: Said) -> None:
     run()
-    manifest = manifest_of()
-    run("verify=true")
-    printed = capsys.readouterr().out
+    manifest, printed = manifest_of(), run("verify=true")
     assert f"{DATA} is whole: 9 shards, 9 prompts" in printed and manifest["content"] in printed
     (DATA / "rounds-00000.parquet").write_bytes(b"")
     (DATA / "chunk-00002.json").unlink()
+    capsys.readouterr()
     with pytest.raises(SystemExit) as exit_code:
         run("verify=true", "pair.target=not/loaded/at/all")
     said = capsys.readouterr()
@@ -180,25 +163,24 @@ def test_responses_from_a_file_and_from_a_server(pair: None, capsys: Said) -> No
             run(*ask, "+responses.extra.min_p=0", "out=data/server")
         assert len(stub.bodies) == 9
     from_file = ("responses=file", "responses.path=data/server/answers.jsonl")
-    run(*from_file, "out=data/file")
+    printed = run(*from_file, "out=data/file")
     asked, read = manifest_of("data/server"), manifest_of("data/file")
     assert asked["responses"] == read["responses"] != "generated"
     assert asked["responses_from"]["model"] == "tiny"
     taken, given = read["statistics"]["response_tokens"], read["given_tokens"]
-    printed = capsys.readouterr().out
     assert taken == given and f"{taken:,} of {given:,} given" in printed
     assert asked["surprisal"] == read["surprisal"] and read["surprisal"]["prompts"] == 9
     assert f"-log p(token) - H(p)    {read['surprisal']['mean']:+.3f} nats a token (" in printed
     assert read["responses_from"]["path"] == "data/server/answers.jsonl"
     for kind in ("responses", "rounds", "mixed"):
-        assert rows("data/file", kind) == rows("data/server", kind)
-    responses = rows("data/file", "responses")
+        assert rows(Path("data/file"), kind) == rows(Path("data/server"), kind)
+    responses = rows(Path("data/file"), "responses")
     assert len(responses) == 9 and all(row["response_tokens"][0] == 5 for row in responses)
-    run(*from_file, "out=data/greedy", "warp=greedy")
+    assert "given = argmax" in run(*from_file, "out=data/greedy", "warp=greedy")
     greedy = manifest_of("data/greedy")
     taken = greedy["statistics"]["response_tokens"]
     assert taken < greedy["given_tokens"] == given, "as far as the target says it"
-    assert "given = argmax" in capsys.readouterr().out
+    capsys.readouterr()
     path = Path("data/server/answers.jsonl")
     path.write_text(path.read_text().replace('"response": "w5', '"response": "w6', 1))
     with pytest.raises(SystemExit):
@@ -226,6 +208,7 @@ def test_nothing_is_asked_before_the_settings_are_checked(pair: None) -> None:
 
 
 WHOLE = "expected a whole number from"
+ADDRESS = "error: responses.url: expected an address such as http://"
 
 
 @pytest.mark.parametrize(
@@ -243,10 +226,7 @@ WHOLE = "expected a whole number from"
         ("gama=3", "gama"),
         ("responses=file", "error: responses.path: no value given"),
         ("responses=file responses.path=no.jsonl", "responses.path: there is no file no.jsonl"),
-        (
-            "responses=server responses.url=x responses.model=y",
-            "error: responses.url: expected an address such as http://",
-        ),
+        ("responses=server responses.url=x responses.model=y", ADDRESS),
     ],
 )
 @pytest.mark.few(2)
@@ -266,12 +246,10 @@ def chats(pair: None, request: pytest.FixtureRequest) -> None:
     """Six chat prompts; the parameter is the chat template."""
     for side in ("target", "draft"):
         (Path("pair") / side / "chat_template.jinja").write_text(request.param)
-    lines = [json.dumps({"prompt": f"w{n % 5 + 1} w3"}) for n in range(6)]
-    Path("prompts.jsonl").write_text("\n".join(lines))
+    write_prompts({"prompt": f"w{n % 5 + 1} w3"} for n in range(6))
 
 
-def harvest_chats(*arguments: str) -> None:
-    run("dataset.chat=true", "max_new_tokens=6", "gamma=2", *arguments)
+harvest_chats = partial(run, "dataset.chat=true", "max_new_tokens=6", "gamma=2")
 
 
 def prompts() -> dict[str, list[int]]:
@@ -327,11 +305,8 @@ def test_template_arguments_reach_both_renderings(chats: None, how: str) -> None
 
 
 @pytest.mark.parametrize("chats", [TEMPLATE], indirect=True)
-def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(
-    chats: None, capsys: Said
-) -> None:
-    harvest_chats()
-    assert "; 1 repeat the text of another, in its split" in capsys.readouterr().out
+def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(chats: None) -> None:
+    assert "; 1 repeat the text of another, in its split" in harvest_chats()
     manifest = manifest_of()
     assert manifest["repeated_texts"] == 1
     splits = {each.prompt_id: each.split for each in Harvest.open(DATA).prompts("all")}
@@ -342,7 +317,6 @@ def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(
     line = refused("dataset.chat=true", "max_new_tokens=6", "gamma=2")
     assert f"{DATA} was made with split_by=None, here text. Choose another out=" in line
     data = {"folder": str(DATA), "sha256": file_hash(DATA / "manifest.json")}
-    with pytest.raises(
-        UserError, match=rf"^splits: {DATA}, on which x was tuned, was split by the"
-    ):
+    says = rf"^splits: {DATA}, on which x was tuned, was split by the"
+    with pytest.raises(UserError, match=says):
         refuse_other_shares(data, manifest["shares"], "x was tuned")

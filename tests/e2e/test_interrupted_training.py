@@ -25,14 +25,17 @@ TRAIN = {
 }
 
 
+Whole = dict[str, tuple[float, Any]]
+"""Seconds and result of each training in one go."""
+
+
 @pytest.fixture(autouse=True)
 def toy(tmp_path: Path) -> None:
     write_harvest(tmp_path / "data" / "toy")
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float, Any]]:
-    """Seconds and result of each training in one go."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     found = {}
     for name, arguments in TRAIN.items():
         folder = tmp_path_factory.mktemp(name)
@@ -47,9 +50,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[f
 
 @pytest.mark.parametrize("kill", range(KILLS))
 @pytest.mark.slow
-def test_killed_at_a_random_moment(
-    kill: int, uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
-) -> None:
+def test_killed_at_a_random_moment(kill: int, uninterrupted: Whole, tmp_path: Path) -> None:
     name = sorted(TRAIN)[kill % 2]
     seconds, expected = uninterrupted[name]
     kill_after(random.Random(kill).uniform(0, seconds), tmp_path, *TRAIN[name])
@@ -59,9 +60,7 @@ def test_killed_at_a_random_moment(
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_not_trained_again(
-    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
-) -> None:
+def test_what_was_trained_is_not_trained_again(uninterrupted: Whole, tmp_path: Path) -> None:
     """Killed four times on the way, each time after some more epochs."""
     checkpoints = tmp_path / "checkpoints"
     for _ in range(4):
@@ -129,11 +128,7 @@ def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_another_training_does_not_continue_it(
-    rows: int,
-    setting: str,
-    unlike: str,
-    uninterrupted: dict[str, tuple[float, Any]],
-    tmp_path: Path,
+    rows: int, setting: str, unlike: str, uninterrupted: Whole, tmp_path: Path
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     write_harvest(tmp_path / "data" / "toy", rows=rows)
@@ -152,9 +147,7 @@ def test_another_training_does_not_continue_it(
 
 
 @pytest.mark.slow
-def test_a_second_training_into_one_folder_is_refused(
-    uninterrupted: dict[str, tuple[float, Any]], tmp_path: Path
-) -> None:
+def test_a_second_training_into_one_folder_is_refused(uninterrupted: Whole, tmp_path: Path) -> None:
     """Also one with other settings; the first goes on, undisturbed."""
     first = begun(tmp_path, *TRAIN["specdecpp"])
     os.kill(first.pid or 0, signal.SIGSTOP)
@@ -162,10 +155,8 @@ def test_a_second_training_into_one_folder_is_refused(
     assert finish(tmp_path, *TRAIN["specdecpp"], "seed=1") == 2
     os.kill(first.pid or 0, signal.SIGCONT)
     first.join()
-    refusal = (
-        "error: out: another process is making checkpoints/specdecpp. Wait for it, or choose"
-        " another out=<folder>\n"
-    )
-    assert (tmp_path / "log.txt").read_text().count(refusal) == 2
+    refusal = "error: out: another process is making checkpoints/specdecpp. Wait for it, or choose"
+    said = (tmp_path / "log.txt").read_text()
+    assert said.count(f"{refusal} another out=<folder>\n") == 2
     assert result(tmp_path / "checkpoints" / "specdecpp") == uninterrupted["specdecpp"][1]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["specdecpp"]

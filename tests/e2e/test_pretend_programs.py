@@ -13,9 +13,9 @@ from decoding.settings import ModelSettings
 from decoding.trace import read_traces
 from serving.generate import speculate
 from tests.helpers.device.pretend_device import Counts, pretend
-from tests.helpers.evaluation import evaluating as evaluation
-from tests.helpers.evaluation.evaluating import GREEDY, write_checkpoints
+from tests.helpers.evaluation.evaluating import run, write_checkpoints
 from tests.helpers.models.tiny_pair import tiny_models
+from tests.helpers.programs.programs import GREEDY
 
 DEVICES = ("pair.target_device=cuda:0", "pair.draft_device=cuda:0")
 WARPS = {"greedy": (0.0, GREEDY), "sampled": (1.0, ())}
@@ -44,9 +44,9 @@ def test_evaluation(name: str, evaluating: list[str], request: pytest.FixtureReq
     temperature, warp = WARPS[name]
     write_checkpoints(evaluating, {"temperature": temperature, "top_k": 0, "top_p": 1.0})
     small = (*evaluating, *warp, f"methods=[{','.join(METHODS)}]", "repeats=1", "split=test")
-    evaluation.run(*small)
+    run(*small)
     counts: Counts = request.getfixturevalue("counts")
-    evaluation.run(*small, *DEVICES, "out=runs/there")
+    run(*small, *DEVICES, "out=runs/there")
     assert counts.bytes["to host"], "nothing was on the device"
     assert "a pretend device" in Path("runs/there/results.json").read_text()
     for method in METHODS:

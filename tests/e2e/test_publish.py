@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,8 @@ SLOWER = {**CHOICE, "speedup": 0.5, "speculate": False}
 
 
 @pytest.fixture(autouse=True)
-def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkpoint(here: Path) -> Path:
     """One that was trained on the real pair."""
-    monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(ROOT / "pairs/smollm2/value", "value"))
 
 
@@ -49,8 +49,7 @@ def tune(folder: Path) -> None:
     thresholds.write(Path("thresholds.json"), found)
 
 
-def made(*arguments: str) -> None:
-    run(export, "serving=hub", *arguments)
+made = partial(run, export, "serving=hub")
 
 
 def test_the_folder_has_a_plot_and_thresholds(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from data_gen.prompts import Prompt, load_prompts
 from data_gen.prompts.render import prompt_ids
@@ -23,6 +22,7 @@ from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from evaluation.lossless import greedy_differences
 from predictors.base import load_predictor
+from tests.helpers.programs.programs import composed
 from tests.unit.decoding.engines.test_overlapped import ByTarget
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,13 +35,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def pair() -> ModelPair:
     subprocess.run([sys.executable, "pairs/build_pair.py"], cwd=ROOT, check=True)
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load_pair(Pair.of(compose("build_pair", ["pair=smollm2", *PLAIN]).pair))
+    return load_pair(Pair.of(composed("build_pair", "pair=smollm2", *PLAIN).pair))
 
 
 def test_the_default_draft_reads_its_target_and_says_frequent_tokens(pair: ModelPair) -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        found = load_pair(Pair.of(compose("build_pair").pair))
+    found = load_pair(Pair.of(composed("build_pair").pair))
     assert found.draft.reads_target
     assert pair_identity(found)["target"] == pair_identity(pair)["target"]
     assert found.draft.vocabulary is not None and 8192 <= len(found.draft.vocabulary) < 8200
@@ -76,8 +74,7 @@ def test_draft_agrees_with_the_target_on_its_answers(pair: ModelPair) -> None:
 @pytest.fixture(scope="module")
 def prompts(pair: ModelPair) -> list[torch.Tensor]:
     """50 starter prompts."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        found = load_prompts(compose("evaluate").dataset)
+    found = load_prompts(composed("evaluate").dataset)
     return [request.tokens for request in requests_of_split(found, pair, 64, "all", {}, 50)]
 
 

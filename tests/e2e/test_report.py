@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
 from markupsafe import escape
 
 import train
-from reports.figure import Figure
 from reports.figures import speed
 from runtime.files import only_writer
 from scripts import evaluate, gen_data, report, tune
 from tests.helpers.programs.processes import end, forked, wait_for
-from tests.helpers.programs.programs import SPLITS, base, refused, run
+from tests.helpers.programs.programs import SPLITS, base, odd_and_even, refused, run, write_prompts
 from tests.helpers.reports.browser import REMEDY, executable, launched, opened
 from tests.helpers.training.wandb_runs import read_run
 
@@ -34,14 +34,11 @@ METHODS = "methods=[autoregressive,fixed,confidence,product,value,specdecpp,hrad
 def made(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which everything has been run once, training and report logged to W&B."""
     folder = tmp_path_factory.mktemp("reported")
-    prompts = [
-        {"prompt": f"w{n} w{n + 1} w2", "dataset": "odd" if n % 2 else "even"} for n in range(1, 25)
-    ]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     pair = [*base(tiny_pair_dir), "pair.name=org/mine"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "offline")
+        write_prompts(odd_and_even(24))
         run(gen_data, *pair, *SMALL)
         run(train, "predictor=specdecpp", *QUICK, "logger.folder=logs/train")
         for name in ("hrad", "value"):
@@ -143,22 +140,16 @@ def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, fa
 
 
 @pytest.mark.slow
-def test_a_report_of_one_harvest_says_what_it_lacks(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run(report, f"run={made / 'data'}", "logger=none")
+def test_a_report_of_one_harvest_says_what_it_lacks(made: Path, here: Path) -> None:
+    printed = run(report, f"run={made / 'data'}", "logger=none")
     facts = json.loads(Path("runs/report/report.json").read_text())
     lacking = {lack["title"]: lack["needs"] for lack in facts["not_in_this_report"]}
     assert "python scripts/evaluate.py" in lacking["Speed-up"]
-    assert f"{len(lacking)} more need other runs" in capsys.readouterr().out
+    assert f"{len(lacking)} more need other runs" in printed
 
 
 @pytest.mark.slow
-def test_a_report_replaces_reports_and_nothing_else(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_report_replaces_reports_and_nothing_else(made: Path, here: Path) -> None:
     arguments = (f"run=[{made / 'runs'}]", "logger=none", "out=here")
     run(report, *arguments)
     Path("here/stale.png").touch()
@@ -169,10 +160,7 @@ def test_a_report_replaces_reports_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_two_reports_do_not_write_one_folder(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_two_reports_do_not_write_one_folder(made: Path, here: Path) -> None:
     arguments = (f"run={made / 'runs'}", "logger=none", "out=here")
 
     def hold() -> None:
@@ -181,7 +169,7 @@ def test_two_reports_do_not_write_one_folder(
             time.sleep(60)
 
     child = forked(hold)
-    wait_for(tmp_path, "begun")
+    wait_for(here, "begun")
     assert "out: another process is making here. Wait for it" in refused(report, *arguments)
     end(child)
     run(report, *arguments)
@@ -189,13 +177,10 @@ def test_two_reports_do_not_write_one_folder(
 
 
 @pytest.mark.slow
-def test_what_is_left_alone_is_named(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_alone_is_named(made: Path, here: Path) -> None:
     """And what is found twice is read once."""
-    monkeypatch.chdir(tmp_path)
     for name in ("first", "second"):
-        shutil.copytree(made / "runs/x", tmp_path / name / "x")
+        shutil.copytree(made / "runs/x", f"{name}/x")
     shutil.copytree(made / "data/toy", "first/begun")
     Path("first/begun/manifest.json").unlink()
     Path("first/notes.json").write_text('{"mine": 1}')
@@ -218,25 +203,17 @@ def test_what_is_left_alone_is_named(
 
 
 def test_a_bug_in_a_figure_is_not_hidden(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what is missing is."""
-
-    def broken(*_: object) -> Figure:
-        raise ZeroDivisionError
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed, "speedups", broken)
+    monkeypatch.setattr(speed, "speedups", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         run(report, f"run={made / 'runs'}", "logger=none")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
-def test_no_changed_digit_of_an_evaluation_is_reported(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_changed_digit_of_an_evaluation_is_reported(made: Path, here: Path) -> None:
     """Nor a trace that is gone, nor one more."""
-    monkeypatch.chdir(tmp_path)
     traces = "traces-specdecpp.jsonl"
 
     def changed(name: str, change: Callable[[bytes], bytes]) -> str:

@@ -1,6 +1,5 @@
 """What is secret is in nothing that is written: a planted one is looked for everywhere."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import train
 from scripts import evaluate, gen_data, report
 from tests.helpers.data.answer_stub import stub_server
-from tests.helpers.programs.programs import SPLITS, base, refused, run
+from tests.helpers.programs.programs import SPLITS, base, refused, run, write_prompts
 from tests.helpers.training.wandb_runs import read_run
 
 SECRET = "Pl4ntedS3cret"
@@ -17,11 +16,9 @@ OF_MACHINE = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def place(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, and a repository whose remote has a password."""
-    monkeypatch.chdir(tmp_path)
-    prompts = [{"prompt": f"w{n} w{n + 1} w2", "id": f"p{n}"} for n in range(1, 21)]
-    Path("prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    write_prompts(20)
     subprocess.run(["git", "init", "-q"], check=True)
     remote = f"https://me:{SECRET}@example.org/x.git"
     subprocess.run(["git", "remote", "add", "origin", remote], check=True)

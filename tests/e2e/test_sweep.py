@@ -4,10 +4,10 @@ launcher."""
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 import train
 from data_gen.storage.dataset import Harvest
@@ -15,6 +15,7 @@ from predictors.base import load_predictor
 from runtime.job import job_name
 from runtime.json_files import write_checksummed
 from tests.helpers.data.harvests import write_harvest
+from tests.helpers.programs.programs import refused, run
 from tests.helpers.training.trainings import result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,30 +26,19 @@ FOLDERS = [
 
 
 @pytest.fixture(autouse=True)
-def somewhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_harvest(tmp_path / "data" / "toy")
-
-
-def sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    GlobalHydra.instance().clear()
-    monkeypatch.setattr("sys.argv", ["train.py", "-m", *arguments])
-    try:
-        train.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+def toy(here: Path) -> None:
+    write_harvest(here / "data" / "toy")
 
 
 @pytest.mark.slow
-def test_jobs_have_folders_and_are_done_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jobs_have_folders_and_are_done_once(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path("checkpoints/specdecpp-sweep")
     manifest = Harvest.open("data/toy").manifest.written
 
     def swept(*more: str, code: int = 0) -> str:
-        assert sweep(monkeypatch, *SWEEP, *more) == code
+        with pytest.raises(SystemExit) if code else nullcontext() as end:
+            run(train, "-m", *SWEEP, *more)
+        assert not code or end.value.code == code
         printed = capsys.readouterr()
         return printed.out + printed.err
 
@@ -84,13 +74,11 @@ def test_jobs_have_folders_and_are_done_once(
     assert swept(one, "overwrite=true").count("saved checkpoints/") == 1
 
 
-def test_a_single_run_is_not_a_place_for_a_sweep(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_single_run_is_not_a_place_for_a_sweep() -> None:
     Path("checkpoints/x").mkdir(parents=True)
     Path("checkpoints/x/metrics.json").write_text("{}")
-    assert sweep(monkeypatch, *SWEEP, "predictor.layers=[-1]", "out=checkpoints/x") == 2
-    assert "error: out: checkpoints/x is the result of a single run" in capsys.readouterr().err
+    message = refused(train, "-m", *SWEEP, "predictor.layers=[-1]", "out=checkpoints/x")
+    assert message.startswith("error: out: checkpoints/x is the result of a single run")
 
 
 def test_names_of_jobs() -> None:

@@ -5,36 +5,22 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runtime.settings.check import faults
 from tests.helpers.damage.hostile import VALUES, Place, changed, compositions, places, program_of
-from tests.helpers.programs.programs import SPLITS, base, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, base, run
 
 MOST = 2
+REPLAYED = " ".join(["data=data/greedy", *GREEDY, *SPLITS])
 QUICK = {
-    "gen_data": ["max_new_tokens=4", "gamma=3", "dataset.limit=6", "out=data/new"],
-    "train": ["data=data/greedy", "trainer.epochs=1", "logger=none", "out=checkpoints/new"],
-    "evaluate": [
-        "max_new_tokens=4",
-        "repeats=1",
-        "limit=1",
-        "logger=none",
-        "methods=[custom]",
-        "out=runs/new",
-    ],
-    "tune": [
-        "data=data/greedy",
-        "warp=greedy",
-        "draft_warp.temperature=0",
-        *SPLITS,
-        "points=3",
-        "cost=c4",
-        "methods=[fixed]",
-        "out=runs/new.json",
-    ],
+    "gen_data": "max_new_tokens=4 gamma=3 dataset.limit=6 out=data/new",
+    "train": "data=data/greedy trainer.epochs=1 logger=none out=checkpoints/new",
+    "evaluate": "max_new_tokens=4 repeats=1 limit=1 logger=none methods=[custom] out=runs/new",
+    "tune": f"{REPLAYED} points=3 cost=c4 methods=[fixed] out=runs/new.json",
 }
 PAIRLESS = ("train", "tune")
 LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=hub")
@@ -45,11 +31,9 @@ def taken(program: str) -> Iterator[tuple[Place, Any]]:
     settings = program_of(program).settings
     composed = [found.values() for _, found in compositions(program)]
     for place in places(program):
-        values = [
-            value
-            for value in VALUES
-            if not list(faults(settings, changed(composed[place.composition], place.key, value)))
-        ]
+        here = composed[place.composition]
+        right = lambda value: not [*faults(settings, changed(here, place.key, value))]  # noqa: E731
+        values = list(filter(right, VALUES))
         for value in values[:: max(1, len(values) // MOST)][:MOST]:
             if not any(word in f"{place.key} {overrides(place)}" for word in LONG):
                 yield place, value
@@ -78,10 +62,8 @@ def spelled(value: Any) -> str:
 
 def arguments(place: Place, value: Any, pair: Path) -> list[str]:
     own = [] if place.program in PAIRLESS else base(pair)
-    given = [*own, *QUICK[place.program], *overrides(place)]
-    if place.key.startswith("method.") and place.key.count(".") > 1:
-        given.append(f"methods=[{place.key.split('.')[1]}]")
-    if place.key.startswith("rules.") and place.key.count(".") > 1:
+    given = [*own, *QUICK[place.program].split(), *overrides(place)]
+    if place.key.startswith(("method.", "rules.")) and place.key.count(".") > 1:
         given.append(f"methods=[{place.key.split('.')[1]}]")
     last = {one.split("=")[0]: one for one in given}
     last.pop(place.key, None)
@@ -91,20 +73,14 @@ def arguments(place: Place, value: Any, pair: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("program", QUICK)
 def test_what_is_taken_runs_or_is_refused_in_one_line(
-    program: str,
-    harvest: Path,
-    tiny_pair_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    program: str, harvest: Path, tiny_pair_dir: Path, here: Path, capsys: Any
 ) -> None:
     ends, wrong = Counter[str](), []
-    shutil.copytree(harvest, tmp_path / "work")
-    monkeypatch.chdir(folder := tmp_path / "work")
+    shutil.copytree(harvest, here, dirs_exist_ok=True)
     for place, value in taken(program):
         given = arguments(place, value, tiny_pair_dir)
         try:
-            run(_Module(program), *given)
+            run(SimpleNamespace(__name__=program, main=program_of(program)), *given)
             ends["ran"] += 1
         except SystemExit as stop:
             said = capsys.readouterr().err.strip().splitlines()
@@ -115,12 +91,7 @@ def test_what_is_taken_runs_or_is_refused_in_one_line(
             ends["bug"] += 1
             wrong.append(f"{' '.join(given)}: {type(error).__name__} {str(error)[:200]}")
         for made in ("data/new", "checkpoints/new", "runs"):
-            shutil.rmtree(folder / made, ignore_errors=True)
+            shutil.rmtree(made, ignore_errors=True)
     with capsys.disabled():
         print(program, dict(ends))
     assert wrong == []
-
-
-class _Module:
-    def __init__(self, program: str) -> None:
-        self.__name__, self.main = program, program_of(program)

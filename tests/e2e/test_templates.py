@@ -13,7 +13,7 @@ import predictors
 import train
 from decoding.trace import RoundTrace, read_traces
 from scripts import evaluate, gen_data, tune
-from tests.helpers.programs.programs import GREEDY, SPLITS, run
+from tests.helpers.programs.programs import GREEDY, SPLITS, models, run
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "plugins.md").read_text()
 FILES = re.findall(r'```(?:python|yaml) title="(\S+)"\n(.*?)```', GUIDE, re.DOTALL)
@@ -23,17 +23,16 @@ PARTS = ("methods=[custom]", "structure=short", "verifier=at_most")
 
 
 @pytest.fixture
-def common(tmp_path: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def common(here: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments that find the plug-ins, which lie in the working directory, and a pair."""
     for name, text in FILES:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    paths = [*predictors.__path__, str(tmp_path / "predictors")]
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    monkeypatch.syspath_prepend(here)
+    paths = [*predictors.__path__, str(here / "predictors")]
     monkeypatch.setattr(predictors, "__path__", paths)
-    pair = [f"pair.{side}={tiny_pair_dir / side}" for side in ("target", "draft")]
-    return ["--config-dir", "conf", *pair, "pair.dtype=float64", "dataset=sums", *GREEDY, *SPLITS]
+    pair = [*models(tiny_pair_dir), "pair.dtype=float64"]
+    return ["--config-dir", "conf", *pair, "dataset=sums", *GREEDY, *SPLITS]
 
 
 def read(path: str) -> Any:

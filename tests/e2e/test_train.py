@@ -21,13 +21,14 @@ from tests.helpers.programs import programs
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 TOY, OTHER = ("data=data/toy", *QUICK), "drift=[data/other]"
+MADE, ON = "drift: data/other was made with", "the data to train on with"
+ROUND = "tokens per round of data/other"
 run, refused = partial(programs.run, train), partial(programs.refused, train)
 
 
 @pytest.fixture(autouse=True)
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A harvest in data/toy, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+def toy(here: Path) -> None:
+    """A harvest in data/toy."""
     write_harvest(Path("data/toy"))
 
 
@@ -37,8 +38,8 @@ def read(path: str) -> Any:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ["specdecpp", "hrad"])
-def test_checkpoint_folder(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(f"predictor={name}", "verbose=true", *TOY)
+def test_checkpoint_folder(name: str) -> None:
+    printed = run(f"predictor={name}", "verbose=true", *TOY)
     folder = Path("checkpoints") / name
     files = {"config.json", "model.safetensors", "calibration.json", "metrics.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
@@ -57,7 +58,7 @@ def test_checkpoint_folder(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     measured = list(metrics["reliability"]["data/toy (test split)"])
     prefixes = [f"prefix {k}" for k in ("all", 1, 2, 3, 4)]
     assert measured == (["class"] if name == "hrad" else ["token", *prefixes])
-    printed, card = capsys.readouterr().out, (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
     for shown in (*rows, *(f"| {what} " for what in measured)):
         assert shown in printed and shown in card
     assert ("accuracy" in printed) == (name == "hrad")
@@ -73,29 +74,24 @@ def test_the_context_of_rollouts_trains_on_rounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["specdecpp", "hrad"])
-def test_drift_is_measured_on_other_harvests(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_drift_is_measured_on_other_harvests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_harvest(Path("data/other"), rows=20, names="other")
     reads, reading = list[Path](), pkgutil.resolve_name("data_gen.storage.dataset.read_json")
     monkeypatch.setattr(
         "data_gen.storage.dataset.read_json",
         lambda path, *given: [reads.append(path), reading(path, *given)][1],
     )
-    run(f"predictor={name}", "calibration=platt", OTHER, "verbose=true", *TOY)
+    printed = run(f"predictor={name}", "calibration=platt", OTHER, "verbose=true", *TOY)
     assert [path.parent.name for path in reads] == ["toy", "other"], "a manifest is read once"
     here, there = read(f"checkpoints/{name}/metrics.json")["reliability"].values()
     what = "class" if name == "hrad" else "prefix 2"
     assert there[what]["calibrated"]["prompts"] == 20 and here[what]["calibrated"]["prompts"] == 4
-    assert f"data/other: {what} " in capsys.readouterr().out
+    assert f"data/other: {what} " in printed
 
 
-def test_prompts_that_were_trained_on_are_left_out_of_drift(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_prompts_that_were_trained_on_are_left_out_of_drift() -> None:
     write_harvest(Path("data/other"), rows=20, names="other", shared=15)
-    run(OTHER, *TOY)
-    assert "drift: 5 of 20 prompts of data/other are not in data/toy" in capsys.readouterr().out
+    assert "drift: 5 of 20 prompts of data/other are not in data/toy" in run(OTHER, *TOY)
     _, there = read("checkpoints/specdecpp/metrics.json")["reliability"].values()
     assert {stage["calibrated"]["prompts"] for stage in there.values()} == {5}
 
@@ -106,18 +102,10 @@ def test_prompts_that_were_trained_on_are_left_out_of_drift(
         (
             {"warp": {**WARP, "temperature": 0.5}},
             "[data/other]",
-            "drift: data/other was made with warp.temperature=0.5, the data to train on with",
+            f"{MADE} warp.temperature=0.5, {ON}",
         ),
-        (
-            {"pair": {**PAIR, "draft": "dd"}},
-            "[data/other]",
-            "drift: data/other was made with pair.draft=dd, the data to train on with",
-        ),
-        (
-            {"gamma": 2},
-            "[data/other]",
-            "predictor.gamma: 3 is more than the 2 tokens per round of data/other",
-        ),
+        ({"pair": {**PAIR, "draft": "dd"}}, "[data/other]", f"{MADE} pair.draft=dd, {ON}"),
+        ({"gamma": 2}, "[data/other]", f"predictor.gamma: 3 is more than the 2 {ROUND}"),
         ({}, "[data/none]", "drift: data/none is no harvested dataset"),
         ({}, "[1]", "drift: expected a list of different paths, such as [a,b], got [1]"),
         ({}, "null", "drift: expected a list of different paths, such as [a,b], got null"),
@@ -181,12 +169,10 @@ def test_out_holds_other_things() -> None:
     assert Path("data/toy/manifest.json").is_file()
 
 
-def test_survival_is_scored_against_the_draft_on_every_harvest(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_survival_is_scored_against_the_draft_on_every_harvest() -> None:
     write_harvest(Path("data/other"), rows=20, names="other")
     value = ("predictor=value", "predictor.inputs=[draft_hidden,depth]", "trainer.epochs=20")
-    run(OTHER, "verbose=true", *TOY, *value)
+    printed = run(OTHER, "verbose=true", *TOY, *value)
     metrics = read("checkpoints/value/metrics.json")
     assert list(metrics["survival"]) == ["data/toy (test split)", "data/other"]
     here, there = metrics["survival"].values()
@@ -197,7 +183,7 @@ def test_survival_is_scored_against_the_draft_on_every_harvest(
         for name, (gap, low, high) in found["difference"].items():
             assert gap == pytest.approx(losses["value"] - losses[name])
             assert low < gap < high < 0
-    table, printed = "| product of q |", capsys.readouterr().out
+    table = "| product of q |"
     assert table in printed and table in Path("checkpoints/value/README.md").read_text()
     assert printed.splitlines()[-1].startswith("value is worth asking: log loss -0.")
     assert not any("priors" in name for name in metrics["test"])

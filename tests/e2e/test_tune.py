@@ -4,7 +4,7 @@ what was found; check=true; batch=[...], and what scripts/export.py makes of it.
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ METHODS = ["fixed", "confidence", "product", "confidence_before", "adaedl", "spe
 COPIES = "{_target_:decoding.structures.lookup.Copies,ngram_max:3,ngram_min:2,stretch:2}"
 COSTS = "runs/smollm2-eagle-cost-T0.0.json"
 FILE = "runs/smollm2-eagle-thresholds-T0.0.json"
-Printed = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -46,18 +45,18 @@ def tuned() -> dict[str, Any]:
     return found
 
 
-def evaluated(pair: Path, *arguments: str) -> dict[str, Any]:
-    """The settings of the methods that an evaluation decoded."""
+def evaluated(pair: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """The settings of the methods that an evaluation decoded, and what it printed."""
     small = ("split=test", "limit=2", "repeats=1", "max_new_tokens=8")
     more = ("tried.fixed.stop.gamma=[2]", "logger=none", "out=runs_x")
-    run(evaluate, *base(pair), *GREEDY, *SPLITS, *small, *more, *arguments)
+    printed = run(evaluate, *base(pair), *GREEDY, *SPLITS, *small, *more, *arguments)
     found = json.loads(Path("runs_x/results.json").read_text())["methods"]
-    return {name: method["settings"] for name, method in found.items()}
+    return {name: method["settings"] for name, method in found.items()}, printed
 
 
-def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path, capsys: Printed) -> None:
-    run(tune, *arguments, "cost=c10", "verbose=true")
-    printed, found = capsys.readouterr().out, tuned()
+def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path) -> None:
+    printed = run(tune, *arguments, "cost=c10", "verbose=true")
+    found = tuned()
     advice = found["results"]["chosen"]["advice"]
     best = "plain decoding" if advice == thresholds.NO_ADVICE else f"{advice} at "
     for words in (
@@ -85,8 +84,7 @@ def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path, capsys: P
     assert found["rules"]["hrad"]["setting"] == "confidence.threshold"
 
     some = f"methods=[{','.join(name for name in METHODS if name != 'confidence_before')}]"
-    method = evaluated(tiny_pair_dir, some)
-    printed = capsys.readouterr().out
+    method, printed = evaluated(tiny_pair_dir, some)
     assert f"thresholds: {FILE}, for cost c10, whose advice is: " in printed
     for name in ("confidence", "adaedl", "specdecpp"):
         assert method[name]["stop"]["threshold"] == chosen[name]["threshold"]
@@ -95,13 +93,11 @@ def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path, capsys: P
     assert "confidence: stop.threshold=" in printed and "modelled" in printed
 
 
-def test_choices_are_judged_on_other_harvests_as_well(
-    arguments: list[str], capsys: Printed
-) -> None:
+def test_choices_are_judged_on_other_harvests_as_well(arguments: list[str]) -> None:
     shutil.copytree("data/greedy", "data/again", dirs_exist_ok=True)
     few = ("methods=[fixed,confidence]", "cost=c5", "cost.row=0.01", "judge_data=[data/again]")
-    run(tune, *arguments, *few, "verbose=true")
-    printed, found = capsys.readouterr().out, tuned()
+    printed = run(tune, *arguments, *few, "verbose=true")
+    found = tuned()
     assert "## cost c4: " in printed and "## cost c4, data/again: " in printed
     assert "| knows p " in printed and "| confidence: " in printed
     here, there = found["results"]["c4"], found["elsewhere"]["data/again"]["c4"]
@@ -128,9 +124,9 @@ def worth() -> None:
     write_checkpoint(Path("checkpoints/value"), "value", columns("value", 0), context=context)
 
 
-def test_grown_drafts_need_no_threshold(arguments: list[str], worth: None, capsys: Printed) -> None:
-    run(tune, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
-    printed, found = capsys.readouterr().out, tuned()
+def test_grown_drafts_need_no_threshold(arguments: list[str], worth: None) -> None:
+    printed = run(tune, *arguments, "cost=c5", "methods=[fixed,value,grown]", "verbose=true")
+    found = tuned()
     assert "## without tuning: " in printed
     assert re.search(r"\| grown +\| c10_row3 +\| test +\|", printed)
     assert set(found["results"]["chosen"]["rules"]) == {"fixed", "value"}
@@ -161,31 +157,30 @@ def test_grown_drafts_need_no_threshold(arguments: list[str], worth: None, capsy
 
 @pytest.mark.slow
 def test_what_is_given_wins_and_what_does_not_fit_is_left_out(
-    arguments: list[str], tiny_pair_dir: Path, capsys: Printed
+    arguments: list[str], tiny_pair_dir: Path
 ) -> None:
-    run(tune, *arguments, "cost=c10", "methods=[confidence,hrad]")
     only = "methods=[confidence,hrad]"
-    method = evaluated(tiny_pair_dir, only, "method.confidence.stop.threshold=0.123")
+    run(tune, *arguments, "cost=c10", only)
+    method, printed = evaluated(tiny_pair_dir, only, "method.confidence.stop.threshold=0.123")
     assert method["confidence"]["stop"]["threshold"] == 0.123
-    assert "confidence: method.confidence.stop.threshold=0.123, as given" in capsys.readouterr().out
-    method = evaluated(tiny_pair_dir, only, "thresholds=null")
+    assert "confidence: method.confidence.stop.threshold=0.123, as given" in printed
+    method, printed = evaluated(tiny_pair_dir, only, "thresholds=null")
     assert method["hrad"]["stop"]["confidence"]["threshold"] == 0.2
-    assert "thresholds" not in capsys.readouterr().out
+    assert "thresholds" not in printed
     found = tuned()
     found["rules"]["hrad"]["checkpoint"] = "another"
     setup = {key: {"target": "other", "draft": "other"} for key in ("hardware", "dtypes")}
     setup["threads"] = torch.get_num_threads()
     thresholds.write(Path(FILE), found | {"measured_on": setup})
-    evaluated(tiny_pair_dir, only)
-    printed = capsys.readouterr().out
+    _, printed = evaluated(tiny_pair_dir, only)
     another = "checkpoints/hrad is not the checkpoint it was tuned with"
     assert f"hrad: {another}, thresholds left out" in printed
     assert f"warning: {FILE} was tuned on another machine: hardware other, here " in printed
     assert "; dtypes other, here torch.float64. Tune anew: python scripts/tune.py " in printed
     warp = {"warp": {"temperature": 0.5, "top_k": 0, "top_p": 1.0}}
     thresholds.write(Path(FILE), found | warp)
-    evaluated(tiny_pair_dir, only)
-    assert f"thresholds: those of {FILE} are for another warp, left out" in capsys.readouterr().out
+    _, printed = evaluated(tiny_pair_dir, only)
+    assert f"thresholds: those of {FILE} are for another warp, left out" in printed
     few = (*base(tiny_pair_dir), *GREEDY, *SPLITS, only, "logger=none")
     another = {"pair": {**found["pair"], "draft": "whole another"}}
     for changed, part in ((warp, "warp"), (another, "pair")):
@@ -211,12 +206,10 @@ def test_the_test_split_is_that_of_the_harvest(arguments: list[str], tiny_pair_d
     evaluated(tiny_pair_dir, "methods=[hrad]", "splits.test=0.2", "split=all")
 
 
-def test_costs_are_measured_saved_and_read_again(
-    arguments: list[str], worth: None, capsys: Printed
-) -> None:
+def test_costs_are_measured_saved_and_read_again(arguments: list[str], worth: None) -> None:
     small = ("cost.limit=3", "cost.max_new_tokens=8", "cost.gammas=[1,3]")
-    run(tune, *arguments, "cost=measure", *small, f"methods=[{','.join([*METHODS, 'grown'])}]")
-    printed, first = capsys.readouterr().out, tuned()
+    methods = f"methods=[{','.join([*METHODS, 'grown'])}]"
+    printed, first = run(tune, *arguments, "cost=measure", *small, methods), tuned()
     assert "N_draft" in printed and "R^2" in printed
     assert "cost nothing" not in printed.partition("## cost chosen")[2].partition("\n")[0]
     saved = json.loads(Path(COSTS).read_text())
@@ -229,7 +222,7 @@ def test_costs_are_measured_saved_and_read_again(
     assert setup["threads"] == torch.get_num_threads() and setup["hardware"]["draft"] == processor()
     assert setup["dtypes"] == {"target": "torch.float64", "draft": "torch.float64"}
     assert setup["versions"]["torch"]
-    run(tune, *arguments[:-1], "cost=measured", f"methods=[{','.join([*METHODS, 'grown'])}]")
+    run(tune, *arguments[:-1], "cost=measured", methods)
     again = tuned()
     assert again["results"]["chosen"] == first["results"]["chosen"]
     assert again["measured_on"] == first["measured_on"] == setup
@@ -246,14 +239,12 @@ def test_thresholds_for_another_machine_get_their_own_file(arguments: list[str])
 
 
 def test_where_drafting_costs_too_much_nothing_is_drafted(
-    arguments: list[str], tiny_pair_dir: Path, capsys: Printed
+    arguments: list[str], tiny_pair_dir: Path
 ) -> None:
-    run(tune, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
-    printed = capsys.readouterr().out
+    printed = run(tune, *arguments, "cost=c4", "cost.draft=9", "methods=[fixed,confidence]")
     assert "Use plain decoding: no rule pays beyond the noise at these costs. The best, " in printed
     assert "## cost chosen (c4): do not speculate; oracle 1.00x" in printed
-    method = evaluated(tiny_pair_dir, "methods=[confidence]")
-    printed = capsys.readouterr().out
+    method, printed = evaluated(tiny_pair_dir, "methods=[confidence]")
     best = "confidence: do not speculate, so plain decoding; tuned: the best, stop.threshold="
     assert best in printed
     assert "| plain decoding: no draft is worth it here |" in printed and "(equal)" in printed
@@ -332,16 +323,21 @@ def checking(replaying: list[str]) -> list[str]:
     return [*replaying, "check=true", "cost=c10", "out=runs/check.json"]
 
 
-def checked(*arguments: str) -> int:
-    """The exit code."""
-    with pytest.raises(SystemExit) as exit_code:
-        run(tune, *arguments)
-    return int(exit_code.value.code)
+@pytest.fixture
+def checked(checking: list[str], capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Whether a check ends well, and what it prints."""
+
+    def check(*arguments: str) -> tuple[bool, str]:
+        with pytest.raises(SystemExit) as exit_code:
+            run(tune, *checking, *arguments)
+        return not exit_code.value.code, capsys.readouterr().out
+
+    return check
 
 
-def test_replay_is_decode(checking: list[str], capsys: Printed) -> None:
-    assert checked(*checking, "check_prompts=4") == 0
-    printed, decodes = capsys.readouterr().out, 4 * 3 * len(METHODS)
+def test_replay_is_decode(checked: Callable[..., Any]) -> None:
+    (well, printed), decodes = checked("check_prompts=4"), 4 * 3 * len(METHODS)
+    assert well
     assert printed.startswith(f"\nReplay counts what {decodes} of {decodes} decodes count.\n")
     assert printed.count("4 of 4 prompts equal") == 3 * len(METHODS)
     found = json.loads(Path("runs/check.json").read_text())["rules"]
@@ -360,11 +356,7 @@ def test_replay_is_decode(checking: list[str], capsys: Printed) -> None:
     ],
 )
 def test_it_says_what_differs(
-    changed: dict[str, float],
-    between: str,
-    checking: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Printed,
+    changed: dict[str, float], between: str, checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is wrong in one way."""
 
@@ -374,14 +366,13 @@ def test_it_says_what_differs(
         return replace(table, **columns)
 
     monkeypatch.setattr(check, "read_table", wrong)
-    assert checked(*checking, "methods=[confidence]", "check_values=1", "check_prompts=6")
-    printed = capsys.readouterr().out
-    assert f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
+    well, printed = checked("methods=[confidence]", "check_values=1", "check_prompts=6")
+    assert not well and f"between {between}: NO NEAR TIE" in printed and "6 of 6" not in printed
 
 
 @pytest.mark.parametrize(("parted", "between"), [(0, "rounds that agree"), (1, "target's tokens")])
 def test_rounds_that_agree_are_no_excuse_unless_their_texts_part(
-    parted: int, between: str, checking: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Printed
+    parted: int, between: str, checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, prompts = check.counted, Harvest.prompts
 
@@ -392,14 +383,12 @@ def test_rounds_that_agree_are_no_excuse_unless_their_texts_part(
 
     monkeypatch.setattr(Harvest, "prompts", other_texts)
     monkeypatch.setattr(check, "counted", lambda trace: original(trace) | {"forwards": -1.0})
-    assert checked(*checking, "methods=[fixed]", "check_values=1", "check_prompts=1")
-    printed = capsys.readouterr().out
+    well, printed = checked("methods=[fixed]", "check_values=1", "check_prompts=1")
+    assert not well
     assert f"round {0 if parted else ''}" in printed and f"between {between}: NO NEAR" in printed
 
 
-def test_it_wants_the_dtype_of_the_harvest_and_rules_that_can_be_replayed(
-    checking: list[str],
-) -> None:
+def test_what_it_cannot_check_is_refused(checking: list[str]) -> None:
     message = refused(tune, *checking, "pair.dtype=float32")
     assert "pair.dtype: expected torch.float64 as harvested, got torch.float32" in message
     message = refused(tune, *checking, "+stop@rules.never=never", "methods=[never]")
@@ -414,9 +403,9 @@ PER_ROW = ["batch_cost=per_row", "batch_cost.first_draft=0.001", "batch_cost.dra
 FREE = [*PER_ROW, "batch_cost.target_row=0", f"out={SCHEDULE}"]
 
 
-def test_a_schedule_is_written_and_exported(replaying: list[str], capsys: Printed) -> None:
-    run(tune, *replaying, *FREE, "batch=[1,4]")
-    printed, found = capsys.readouterr().out, json.loads(Path(SCHEDULE).read_text())
+def test_a_schedule_is_written_and_exported(replaying: list[str]) -> None:
+    printed = run(tune, *replaying, *FREE, "batch=[1,4]")
+    found = json.loads(Path(SCHEDULE).read_text())
     assert re.match(r"\nDraft \d tokens for 1 request\(s\) \(.* plain decoding\), ", printed)
     assert "Costs per_row (given), speeds modelled, test prompts" in printed
     assert f"saved {SCHEDULE}" in printed
@@ -433,17 +422,17 @@ def test_a_schedule_is_written_and_exported(replaying: list[str], capsys: Printe
         assert Path(f"exported/{engine}/{file}").is_file()
 
 
-def test_no_draft_is_made_where_rows_are_dear(replaying: list[str], capsys: Printed) -> None:
-    run(tune, *replaying, *PER_ROW, "batch_cost.target_row=10", "batch=[8]", f"out={SCHEDULE}")
+def test_no_draft_is_made_where_rows_are_dear(replaying: list[str]) -> None:
+    dear = ("batch_cost.target_row=10", "batch=[8]", f"out={SCHEDULE}")
+    printed = run(tune, *replaying, *PER_ROW, *dear)
     assert read_schedule(SCHEDULE).longest == 0
-    printed = capsys.readouterr().out
     assert "\nUse plain decoding for 8 request(s).\n" in printed
     assert re.search(r"\| 8 +\| do not speculate \|", printed)
 
 
-def test_the_scheduler_is_simulated(replaying: list[str], capsys: Printed) -> None:
-    run(tune, *replaying, *FREE, "batch=[1,4]", "scheduler=true", "judge_data=[data/greedy]")
-    printed = capsys.readouterr().out
+def test_the_scheduler_is_simulated(replaying: list[str]) -> None:
+    asked = ("batch=[1,4]", "scheduler=true", "judge_data=[data/greedy]")
+    printed = run(tune, *replaying, *FREE, *asked)
     found = json.loads(Path(SCHEDULE).read_text())["details"]["scheduler"]
     assert list(found) == ["data/greedy, test prompts", "data/greedy"]
     for name, rows in found.items():
@@ -456,11 +445,10 @@ def test_the_scheduler_is_simulated(replaying: list[str], capsys: Printed) -> No
     assert re.search(r"\| 4 +\| budget, platt, 2 steps old +\|", printed)
 
 
-def test_batched_costs_are_measured_and_read_again(replaying: list[str], capsys: Printed) -> None:
+def test_batched_costs_are_measured_and_read_again(replaying: list[str]) -> None:
     more = ["batch=[1,3]", "batch_cost.file=runs/costs.json"]
     measure = [*replaying, "batch_cost=measure", "batch_cost.context=5", "batch_cost.repeats=2"]
-    run(tune, *measure, *more, f"out={SCHEDULE}")
-    assert "Costs measure (measured)" in capsys.readouterr().out
+    assert "Costs measure (measured)" in run(tune, *measure, *more, f"out={SCHEDULE}")
     measured, found = read_batch_cost("runs/costs.json"), read_schedule(SCHEDULE).costs
     assert found and measured.requests == found.requests == [1, 3]
     assert found.draft_seconds == measured.draft_seconds and min(found.draft_seconds) > 0

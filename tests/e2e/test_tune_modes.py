@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,17 +20,10 @@ from evaluation.replay.collect import checkpoints
 from evaluation.replay.tune_tree import expected_tokens
 from scripts import evaluate, tune
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model, write_speculators
-from tests.helpers.programs.programs import GREEDY, base, mode, refused, run
+from tests.helpers.programs.programs import GREEDY, base, mode, models, refused, run, write_prompts
 from tests.helpers.training.checkpoints import rewrite_checksum
 
 tune_tree, collect, simulate = map(mode, (tune.tree, tune.checkpoints, tune.overlapped))
-Printed = pytest.CaptureFixture[str]
-
-
-def models(pair: Path) -> list[str]:
-    return [one for one in base(pair) if one.startswith("pair.")]
-
-
 # what=tree ----------------------------------------------------------------------------------------
 
 
@@ -38,29 +32,27 @@ SMALL = ("rows=[1,4]", "repeats=2", "max_depth=4")
 
 
 @pytest.fixture
-def planting(tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.chdir(tmp_path)
-    prompts = [{"prompt": f"w{n} w{n + 1} w2"} for n in range(1, 9)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+def planting(tiny_pair_dir: Path, here: Path) -> list[str]:
+    write_prompts({"prompt": f"w{n} w{n + 1} w2"} for n in range(1, 9))
     few = ("split=all", "limit=4", "max_new_tokens=14")
     return [*base(tiny_pair_dir), *few, "structure=sequoia", f"structure.tree={TREE}"]
 
 
-def grown(*arguments: str) -> dict[str, Any]:
-    run(tune_tree, *arguments)
-    found: dict[str, Any] = json.loads(Path(TREE).read_text())
-    return found
+def grown(*arguments: str) -> tuple[dict[str, Any], str]:
+    """A tree, and what was printed."""
+    printed = run(tune_tree, *arguments)
+    return json.loads(Path(TREE).read_text()), printed
 
 
-def evaluated(planting: list[str], capsys: Printed) -> None:
+def check_decoded(planting: list[str]) -> None:
     method = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none")
-    run(evaluate, *planting, *method, *GREEDY, "out=runs/x")
-    assert "4 of 4 outputs equal autoregressive" in capsys.readouterr().out
+    printed = run(evaluate, *planting, *method, *GREEDY, "out=runs/x")
+    assert "4 of 4 outputs equal autoregressive" in printed
 
 
-def test_a_tree_is_tuned_and_decoded_with(planting: list[str], capsys: Printed) -> None:
-    found = grown(*planting, *SMALL, "max_nodes=9")
-    printed, nodes = capsys.readouterr().out, len(found["parents"])
+def test_a_tree_is_tuned_and_decoded_with(planting: list[str]) -> None:
+    found, printed = grown(*planting, *SMALL, "max_nodes=9")
+    nodes = len(found["parents"])
     assert f"Use a tree of {nodes} nodes, {found['depth']} deep: " in printed
     assert re.search(r"\| tokens/target call, expected +\| ms/token, modelled \|", printed)
     assert f"| **{nodes}**" in printed and f"saved {TREE}" in printed
@@ -71,22 +63,22 @@ def test_a_tree_is_tuned_and_decoded_with(planting: list[str], capsys: Printed) 
     assert list(found["seconds_per_forward"]["target"]) == ["1", "4", "10"]
     assert found["pair"]["target"] and found["warp"]["temperature"] == 1.0
     assert re.match(r"python (\S*/)?tune\.py .*pair\.target=", found["command"])
-    evaluated(planting, capsys)
-    same = grown(*planting, *SMALL, "nodes=7", "max_children=2")
+    check_decoded(planting)
+    same, _ = grown(*planting, *SMALL, "nodes=7", "max_children=2")
     assert len(same["parents"]) == 7 and same["acceptance"] == acceptance[:2], "the same draws"
     assert Sequoia(TREE).max_siblings <= 2
 
 
-def test_a_greedy_draft_has_one_candidate_a_position(planting: list[str], capsys: Printed) -> None:
+def test_a_greedy_draft_has_one_candidate_a_position(planting: list[str]) -> None:
     """What is planned beyond it is worth nothing, and is left out when decoding."""
-    found = grown(*planting, *SMALL, *GREEDY, "nodes=5", "max_depth=2")
+    found, _ = grown(*planting, *SMALL, *GREEDY, "nodes=5", "max_depth=2")
     first, *others = found["acceptance"]
     assert 0.2 < first <= 1 and not any(others) and found["seconds_per_forward"]
     assert len(found["parents"]) == 5 and 0 < found["modelled_seconds_per_token"] < 10
     tokens = expected_tokens(found["parents"], found["acceptance"])
     assert found["expected_tokens"] == pytest.approx(tokens)
     assert 1 + first <= tokens <= 1 + first + first**2 + 1e-9
-    evaluated(planting, capsys)
+    check_decoded(planting)
 
 
 @pytest.mark.parametrize(
@@ -104,28 +96,6 @@ def test_bad_settings_of_a_tree_end_with_one_line(
     given = planting[:-2] if argument == "structure=chain" else planting
     assert words in refused(tune_tree, *given, *SMALL, *argument.split())
     assert not Path(TREE).exists()
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ("structure=specinfer verifier=rrsw", "structure, verifier: SpecInfer draws siblings by i"),
-        ("structure=tree structure.widths=[3] verifier=spechub", "structure, verifier: WidthTree"),
-        ("structure=dyspec verifier=rrs", "structure, verifier: DySpecHeap draws siblings"),
-        ("structure=tree verifier=rrs stop=fixed", "structure, stop: WidthTree asks no stop rule"),
-        ("structure=sequoia verifier=rrsw", "structure.tree: runs/sequoia-smollm2-eagle-T1.0.json"),
-    ],
-)
-@pytest.mark.few(2)
-def test_evaluate_refuses_what_does_not_go_together_before_it_decodes(
-    parts: str, words: str, planting: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*args: object) -> None:
-        raise AssertionError("decoded")
-
-    monkeypatch.setattr("evaluation.evaluate.decode", never)
-    method = ("methods=[custom]", "logger=none", "stop=never")
-    assert words in refused(evaluate, *planting[:-2], *method, *parts.split())
 
 
 # what=checkpoints ---------------------------------------------------------------------------------
@@ -153,16 +123,13 @@ def cells(path: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_sweep_of_heads_is_one_table(replaying: list[str], capsys: Printed) -> None:
+def test_a_sweep_of_heads_is_one_table(replaying: list[str]) -> None:
     folder = swept("heads", "predictor=specdecpp", "predictor.depth=0,1", "predictor.w_rej=1,6")
-    run(collect, folder, *REPLAY)
-    printed = capsys.readouterr().out
+    printed = run(collect, folder, *REPLAY)
     assert "saved heads/table.md" in printed
     assert re.search(r"\nUse (plain decoding: |\S*predictor\.depth=\d\S* at )", printed)
     rows = cells("heads/table.md")
-    assert [(row["depth"], row["w_rej"]) for row in rows] == [
-        *(("0", "1"), ("0", "6"), ("1", "1"), ("1", "6"))
-    ]
+    assert [(row["depth"], row["w_rej"]) for row in rows] == [*product("01", "16")]
     # no column in which they are the same
     assert list(rows[0])[:4] == ["checkpoint", "depth", "w_rej", "nll"]
     for row in rows:
@@ -185,9 +152,7 @@ def test_inputs_by_number_of_prompts_is_one_table(replaying: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
-    replaying: list[str], capsys: Printed
-) -> None:
+def test_a_sweep_of_layers_and_draft_lengths_is_one_table(replaying: list[str]) -> None:
     grid = ("predictor=hrad", "predictor.layers=[-1],[-3,-1],null", "predictor.gamma=2,3")
     folder = swept("layers", *grid)
     run(collect, folder, *REPLAY)
@@ -201,9 +166,8 @@ def test_a_sweep_of_layers_and_draft_lengths_is_one_table(
     one, same, other = every[:3]
     assert one["checkpoint"] == same["checkpoint"] != other["checkpoint"]
     assert [row["threshold"] for row in every] == ["0.2", "0.9"] * 6
-    capsys.readouterr()
-    run(collect, folder, "data=null")
-    assert re.match(r"\nLowest loss: \S*predictor\.gamma=\d", capsys.readouterr().out)
+    printed = run(collect, folder, "data=null")
+    assert re.match(r"\nLowest loss: \S*predictor\.gamma=\d", printed)
     alone = cells("layers/table.md")
     scores = ["nll", "brier", "ece", "auroc", "seconds"]
     assert list(alone[0]) == ["checkpoint", "layers", "gamma", *scores]
@@ -258,15 +222,15 @@ def simulating(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(harvest)
     name = "pair.name=smollm2-eagle"  # what the harvest was made as
     asked = ["data=data/greedy", "gamma=3", "ratios=[4,10]", "points=4", f"out={OUT}"]
-    return [*models(tiny_pair_dir), name, *GREEDY, "checkpoint=checkpoints/hrad", *asked]
+    pair = [*models(tiny_pair_dir), "pair.dtype=float64"]
+    return [*pair, name, *GREEDY, "checkpoint=checkpoints/hrad", *asked]
 
 
-def test_every_method_has_its_rows(simulating: list[str], capsys: Printed) -> None:
-    run(simulate, *simulating, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
-    printed, found = capsys.readouterr().out, json.loads(Path(OUT).read_text())
-    assert re.match(
-        r"\n*Fastest over plain decoding, modelled: \w+.* for c = 4 \(.* times", printed
-    )
+def test_every_method_has_its_rows(simulating: list[str]) -> None:
+    printed = run(simulate, *simulating, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
+    found = json.loads(Path(OUT).read_text())
+    best = r"\n*Fastest over plain decoding, modelled: \w+.* for c = 4 \(.* times"
+    assert re.match(best, printed)
     assert "\nSettings chosen on data/greedy, speeds of other prompts, of data/greedy;" in printed
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
     assert "Unequal budgets" not in printed  # of gamma 3 at most 4 steps
@@ -284,18 +248,15 @@ def test_every_method_has_its_rows(simulating: list[str], capsys: Printed) -> No
         assert by_name[name, True]["tokens_per_call"][0] > 1
 
 
-def test_branches_longer_than_a_target_call_are_named(
-    simulating: list[str], capsys: Printed
-) -> None:
+def test_branches_longer_than_a_target_call_are_named(simulating: list[str]) -> None:
     """Of the same gamma, a predictor's branch takes a step more; `gammas` makes them equal."""
-    run(simulate, *simulating, *TWO, "ratios=[2,3]")
-    printed = capsys.readouterr().out
+    printed = run(simulate, *simulating, *TWO, "ratios=[2,3]")
     assert "speeds of the same prompts, so likely optimistic: judge_data=" in printed
     assert "lasts (2): pearl 3, specbranch 4. Equal ones:" in printed
     assert "+gammas.pearl=2 gammas.specbranch=1, with" in printed
     assert "lasts (3): specbranch 4. Equal ones: gammas.specbranch=2, with" in printed
-    run(simulate, *simulating, *TWO, "ratios=[4]", "gamma=4", "gammas.specbranch=3")
-    assert "Unequal budgets" not in capsys.readouterr().out
+    equal = ("ratios=[4]", "gamma=4", "gammas.specbranch=3")
+    assert "Unequal budgets" not in run(simulate, *simulating, *TWO, *equal)
     line = refused(simulate, *simulating, *TWO, "gammas.specbranch=2")
     assert "gammas.specbranch: expected 3, the tokens that checkpoints/hrad was trained for" in line
     longer = SimpleNamespace(name="specbranch", branch_steps=2, gamma=1)

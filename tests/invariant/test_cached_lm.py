@@ -2,7 +2,7 @@
 row, batches sequence by sequence."""
 
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from tests.helpers.models.cached import (
     check_tree,
     close,
     random_tokens,
+    without_cache,
 )
 from tests.helpers.models.tiny_pair import tiny_models
 from tests.invariant.test_pretend_device import decode as decoded
@@ -43,17 +44,9 @@ def eager(lm: CachedLM) -> PreTrainedModel:
     return model.eval()
 
 
-@torch.no_grad()
-def uncached(lm: CachedLM, text: Tensor) -> Tensor:
-    """Logits [n, V] by transformers' own attention."""
-    return eager(lm)(input_ids=text[None], use_cache=False).logits[0]
-
-
-@torch.no_grad()
-def uncached_states(lm: CachedLM, text: Tensor) -> Tensor:
-    """[n_layers + 1, n, H]."""
-    result = eager(lm)(input_ids=text[None], use_cache=False, output_hidden_states=True)
-    return torch.cat(result.hidden_states)
+def uncached(lm: CachedLM, text: Tensor, hidden: bool = False) -> Tensor:
+    """By transformers' own attention."""
+    return without_cache(eager(lm), text, hidden)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,22 +59,17 @@ def test_chunks_and_rollbacks(lm: CachedLM, seed: int) -> None:
 def test_hidden_states(lm: CachedLM) -> None:
     text = random_tokens(30, 0)
     found = [lm.forward(rows, hidden=range(-4, 0)).hidden for rows in text.split([20, 1, 9])]
-    close(torch.cat(found, 1), uncached_states(lm, text))
+    close(torch.cat(found, 1), uncached(lm, text, hidden=True))
 
 
 @pytest.mark.parametrize(("before", "size"), [(0, 12), (17, 12), (3, 25), (290, 30)])
 def test_a_tree_is_its_paths(lm: CachedLM, before: int, size: int) -> None:
-    check_tree(lm, lambda text: uncached(lm, text), before, seed=size, size=size)
+    check_tree(lm, partial(uncached, lm), before, seed=size, size=size)
 
 
 def test_a_batch_is_its_sequences(lm: CachedLM) -> None:
-    layers = (-3, -2, -1)
-    check_batch(
-        lm,
-        lambda text: uncached(lm, text),
-        layers=layers,
-        states=lambda text: uncached_states(lm, text)[list(layers)],
-    )
+    states = lambda text: uncached(lm, text, hidden=True)[-3:]  # noqa: E731
+    check_batch(lm, partial(uncached, lm), layers=(-3, -2, -1), states=states)
 
 
 def test_a_prefill_in_groups_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

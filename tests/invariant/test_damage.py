@@ -47,6 +47,7 @@ from tests.helpers.data.datasets import RECIPE, answered_dataset, make_dataset, 
 CHUNKS = 3
 SHARDS = [f"{kind}-00001.parquet" for kind in SCHEMAS]
 FILES = [*SHARDS, "chunk-00001.json", "plan.json", "manifest.json"]
+Contents = dict[str, bytes]
 Damage = dict[str, bytes | None]
 """What lies in the folder instead of its files; None: nothing."""
 
@@ -70,6 +71,10 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
+def bytes_of(folder: Path, pattern: str) -> Contents:
+    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
+
+
 def content_of(folder: Path) -> str | None:
     return Harvest.open(folder).manifest.content
 
@@ -90,9 +95,8 @@ def assert_found_and_repaired(
     after = files(folder)
     kept = {name for name in after if after[name] == before.get(name)}
     assert kept == {name for name in after if name.partition("-")[2][:5] not in redone}
-    assert verify(folder) == [] and manifest["content"] == content_of(folder) == content_of(
-        original
-    )
+    assert verify(folder) == []
+    assert manifest["content"] == content_of(folder) == content_of(original)
     numbers = [len(Harvest.open(each).rounds("all")["group"]) for each in (folder, original)]
     assert numbers[0] == numbers[1]
 
@@ -120,40 +124,29 @@ def flipped(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
 
 
-def damages(folder: Path, foreign: Path) -> dict[str, Damage]:
-    """Damage to one chunk and to the settings, by name."""
-    whole = {path.name: path.read_bytes() for path in folder.glob("*.*")}
-    other = {path.name: path.read_bytes() for path in foreign.glob("*.*")}
-    first = {name: name.replace("1", "0") for name in FILES[:4]}  # the same of another chunk
-    found: dict[str, Damage] = {f"{name} changed": {name: flipped(whole[name])} for name in FILES}
-    found |= {f"{name} deleted": {name: None} for name in FILES}
-    found |= {f"{n} swapped": {m: whole[n], n: whole[m]} for n, m in first.items()}
-    found |= {f"{name} foreign": {name: other[name]} for name in (*FILES[:4], FILES[5])}
-    found |= {f"{n} is {m}": {n: whole[m]} for n, m in TAKEN}
-    found["whole foreign chunk"] = {name: other[name] for name in FILES[:4]}
-    found["several"] = {"plan.json": b"{", "rounds-00000.parquet": None, SHARDS[1]: b"PAR1"}
-    return found
-
-
 TAKEN = [
     *((SHARDS[0], SHARDS[1]), (SHARDS[2], "plan.json"), ("chunk-00001.json", "plan.json")),
     *(("plan.json", "manifest.json"), ("manifest.json", "chunk-00001.json")),
 ]
-NAMES = [
-    *(f"{name} {how}" for name in FILES for how in ("changed", "deleted")),
-    *(f"{name} swapped" for name in FILES[:4]),
-    *(f"{name} foreign" for name in (*FILES[:4], FILES[5])),
-    *(f"{n} is {m}" for n, m in TAKEN),
-    *("whole foreign chunk", "several"),
-]
+FIRST = {name: name.replace("1", "0") for name in FILES[:4]}  # the same of another chunk
+# Of what our files and foreign ones hold: to one chunk and to the settings
+DAMAGES: dict[str, Callable[[Contents, Contents], Damage]] = {
+    **{f"{n} changed": lambda ours, _, n=n: {n: flipped(ours[n])} for n in FILES},
+    **{f"{n} deleted": lambda *_, n=n: {n: None} for n in FILES},
+    **{f"{n} swapped": lambda x, _, n=n, m=m: {m: x[n], n: x[m]} for n, m in FIRST.items()},
+    **{f"{n} foreign": lambda _, foreign, n=n: {n: foreign[n]} for n in (*FILES[:4], FILES[5])},
+    **{f"{n} is {m}": lambda ours, _, n=n, m=m: {n: ours[m]} for n, m in TAKEN},
+    "whole foreign chunk": lambda _, foreign: {name: foreign[name] for name in FILES[:4]},
+    "several": lambda *_: {"plan.json": b"{", "rounds-00000.parquet": None, SHARDS[1]: b"PAR1"},
+}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_found_and_repaired(
     pair: ModelPair, folder: Path, original: Path, foreign: Path, name: str
 ) -> None:
     """Also where time and size stay. Plan and markers are not needed to read."""
-    damage = damages(folder, foreign)[name]
+    damage = DAMAGES[name](bytes_of(folder, "*.*"), bytes_of(foreign, "*.*"))
     for path, content in ((folder / file, content) for file, content in damage.items()):
         stat = path.stat()
         path.unlink() if content is None else path.write_bytes(content)
@@ -171,10 +164,9 @@ def test_manifest_from_before_a_chunk_was_made_again(
 ) -> None:
     """Records are the same, bytes are not: as after an update of the parquet writer."""
     old, writer = (folder / "manifest.json").read_bytes(), pq.ParquetWriter
+    gzipped = lambda sink, schema, **_: writer(sink, schema, compression="gzip")  # noqa: E731
     with monkeypatch.context() as patch:
-        patch.setattr(
-            pq, "ParquetWriter", lambda sink, schema, **_: writer(sink, schema, compression="gzip")
-        )
+        patch.setattr(pq, "ParquetWriter", gzipped)
         (folder / SHARDS[0]).unlink()
         content = make_dataset(pair, folder)["content"]
     assert content == content_of(original) and verify(folder) == []
@@ -262,10 +254,7 @@ def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path) ->
         (lambda lines: lines[1:], "has lost the answers to 1 prompts, p0 is one"),
         (lambda lines: [], "has lost the answers to 4 prompts, p0 is one"),
         (lambda lines: [*lines, lines[2]], "answers p2 2 times"),
-        (
-            lambda lines: [*lines[:2], lines[2].replace(b"[", b"[1, "), lines[3]],
-            "line 3 is damaged",
-        ),
+        (lambda x: [*x[:2], x[2].replace(b"[", b"[1, "), x[3]], "line 3 is damaged"),
         (lambda lines: [*lines[:3], lines[3][:-1]], "line 4 is damaged"),
         (lambda lines: None, "cannot be read (No such file or directory)"),
     ],
@@ -301,10 +290,6 @@ def mounted(place: Path) -> Iterator[Callable[[str], None]]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def bytes_of(folder: Path, pattern: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
-
-
 @contextmanager
 def longest_file(size: int) -> Iterator[None]:
     """The kernel refuses every byte beyond the limit, as it does on a full disk: needs no
@@ -331,10 +316,8 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(
         assert len(Harvest.open(folder).records("mixed", "all")["group"])
         with pytest.raises(OSError) as error:
             make_dataset(pair, folder)
-        says = (
-            f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or choose"
-        )
-        assert explain(error.value) == f"{says} another folder"
+        says = f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or"
+        assert explain(error.value) == f"{says} choose another folder"
         assert bytes_of(folder, "*.*") == before
         remount("rw")
         assert make_dataset(pair, folder)["content"] == content_of(original)
@@ -353,15 +336,10 @@ def test_a_limit_on_file_sizes(pair: ModelPair, folder: Path, original: Path) ->
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("name", [SHARDS[2], "chunk-00001.json", "manifest.json"])
 def test_any_file_may_fail(
-    pair: ModelPair,
-    folder: Path,
-    original: Path,
-    name: str,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: ModelPair, folder: Path, name: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    content, write = content_of(folder), Path.write_bytes
     (folder / SHARDS[0]).unlink()
-    write = Path.write_bytes
 
     def failing(path: Path, content: bytes) -> int:
         if path.name.startswith(f".{name}.") and path.suffix == ".tmp":
@@ -374,7 +352,7 @@ def test_any_file_may_fail(
         patch.setattr(Path, "write_bytes", failing)
         make_dataset(pair, folder)
     assert not list(folder.glob(".*.tmp"))
-    assert make_dataset(pair, folder)["content"] == content_of(original) and verify(folder) == []
+    assert make_dataset(pair, folder)["content"] == content and verify(folder) == []
 
 
 # The content hash ---------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from evaluation.speedup_bound import match
 from pairs.chats import Chat, ChatPool, save_chats
 from pairs.eagle import Maps, unrolled
 from runtime.errors import UserError
+from tests.helpers.models.tiny_pair import random_words as words
 from tests.helpers.models.tiny_pair import tiny_models, tiny_pair, tiny_tokenizer
 
 LAYERS = (1, 3)
@@ -50,10 +51,6 @@ def eagle_pair() -> ModelPair:
     target = CachedLM(models[0])
     draft = EagleDraft(models[1], target, maps().finished(torch.float64))
     return ModelPair(target, draft, tiny_tokenizer(), "tiny", (0,))
-
-
-def words(n: int, seed: int) -> torch.Tensor:
-    return torch.randint(1, 32, (n,), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
 """A harvest with a draft that reads its target's states, ours or a published EAGLE draft, holds
 what decoding with it would have drawn and read, and replay is decode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
@@ -32,18 +33,17 @@ MAKERS: dict[str, Callable[[], ModelPair]] = {
     "each": lambda: published_pair(FLAVOURS["each"], SAYS),
     "eagle1": lambda: published_pair(FLAVOURS["eagle1"], None),
 }
-EVERY = pytest.mark.parametrize(
-    "name", [pytest.param("maps", marks=pytest.mark.slow), "each", "eagle1"]
-)
+SLOW = pytest.mark.slow
+EVERY = pytest.mark.parametrize("name", [pytest.param("maps", marks=SLOW), "each", "eagle1"])
 
 
-@pytest.mark.parametrize(
-    ("name", "warps"),
-    [
-        *(pytest.param("maps", warps, marks=pytest.mark.slow) for warps in WARPS),
-        *(("each", WARPS[1]), ("eagle1", WARPS[1])),
-    ],
-)
+def of_each(ours: Iterable, others: Any) -> list:
+    """Values for our draft, and one for each of the published ones."""
+    own = (pytest.param("maps", value, marks=SLOW) for value in ours)
+    return [*own, ("each", others), ("eagle1", others)]
+
+
+@pytest.mark.parametrize(("name", "warps"), of_each(WARPS, WARPS[1]))
 def test_labels_are_those_of_one_round_at_a_time(
     monkeypatch: pytest.MonkeyPatch, name: str, warps: tuple[Warp, Warp]
 ) -> None:
@@ -60,13 +60,7 @@ def test_answers_do_not_depend_on_their_batch(
     test_harvest.test_an_answer_does_not_depend_on_its_batch(MAKERS[name]())
 
 
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [
-        *(pytest.param("maps", order, marks=pytest.mark.slow) for order in ("paper", "code")),
-        *(("each", "paper"), ("eagle1", "paper")),
-    ],
-)
+@pytest.mark.parametrize(("name", "order"), of_each(["paper", "code"], "paper"))
 def test_features_of_rounds_are_those_a_stop_rule_reads(
     name: str, order: str, tmp_path: Path
 ) -> None:
@@ -102,10 +96,7 @@ def test_given_responses_make_the_same_records(
     same(eagle_pair(), recipe, 1, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [pytest.param("maps", 20, marks=pytest.mark.slow), ("each", 5), ("eagle1", 5)],
-)
+@pytest.mark.parametrize(("name", "least"), of_each([20], 5))
 def test_replay_is_decode(name: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pair, accepted = MAKERS[name](), 0
     pair.eos_ids = (0, 31)

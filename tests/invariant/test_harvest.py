@@ -46,7 +46,7 @@ from predictors.inputs import Inputs, live
 from predictors.specdecpp import SpecDecPP
 from runtime.errors import UserError
 from tests.helpers.data import datasets
-from tests.helpers.data.datasets import GREEDY, some_requests
+from tests.helpers.data.datasets import GREEDY, rows, some_requests
 from tests.helpers.data.datasets import SAMPLED as RECIPE
 from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_pair
 from tests.helpers.training.checkpoints import write_checkpoint
@@ -423,11 +423,6 @@ def test_outputs_arrive_where_they_did_after_an_error() -> None:
 
 
 # Given responses ----------------------------------------------------------------------------------
-
-
-def rows(folder: Path, kind: str) -> list[dict]:
-    paths = sorted(folder.glob(f"{kind}-*.parquet"))
-    return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def answered(folder: Path, requests: list[Request]) -> list[Request]:

@@ -52,7 +52,7 @@ def labelled(
     return label_chunk(pair, requests, recipe, Progress(), room)
 
 
-def assert_same(found: list[Row], expected: list[Row]) -> None:
+def assert_same(found: list[Row], expected: list[Row], within: float = 1e-5) -> None:
     for row, other in zip(found, expected, strict=True):
         assert row.keys() == other.keys()
         for name, values in row.items():
@@ -61,7 +61,7 @@ def assert_same(found: list[Row], expected: list[Row]) -> None:
                 a, b = (each.view(torch.bfloat16).float() for each in bits)
                 torch.testing.assert_close(a, b, atol=1e-6, rtol=0.01)
             elif isinstance(values, torch.Tensor) and values.is_floating_point():
-                torch.testing.assert_close(values, other[name], atol=1e-5, rtol=0)
+                torch.testing.assert_close(values, other[name], atol=within, rtol=0)
             elif isinstance(values, torch.Tensor):
                 assert torch.equal(values, other[name]), name
             else:

@@ -1,17 +1,19 @@
 """The pretend device refuses and counts what CUDA would; on it, or on two, everything draws and
-decodes what it does on the host."""
+decodes what it does on the host, and every predictor learns what it learns there."""
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from numpy import ndarray
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
@@ -38,6 +40,7 @@ from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from tests.contract.engines import ALONE, ASKING, STOP_CASES, Case, Engine, engine, stop_rule
 from tests.contract.rules import load
+from tests.helpers.data.harvests import write_harvest
 from tests.helpers.device.device_report import (
     ENGINES,
     GAMMA,
@@ -52,10 +55,12 @@ from tests.helpers.device.device_report import (
     per_label,
     per_round,
 )
-from tests.helpers.device.pretend_device import pretend
+from tests.helpers.device.pretend_device import Counts, pretend
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
 from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
+from tests.helpers.training.pretend_training import NAMES, trained
 from tests.invariant.test_harvest import GREEDY, RECIPE
+from tests.invariant.test_joined import assert_same
 
 ROW = 32 * 4  # bytes of the logits of a row
 AT_MOST = {  # per round; between two devices, rows of q and what H-RAD reads of the target
@@ -168,7 +173,8 @@ def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str)
         trace, counts = decoded(pair_on("cuda:0", second), engine, WARPS[warp])
     assert trace.tokens == expected.tokens
     assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
-    assert all(held(per_round(trace, counts), AT_MOST[engine])), per_round(trace, counts)
+    each = per_round(trace, counts)
+    assert all(value <= bound for value, bound in zip(each, AT_MOST[engine], strict=True)), each
 
 
 def test_a_prompt_may_lie_on_the_device() -> None:
@@ -192,10 +198,6 @@ def test_one_model_may_be_on_the_host(engine: str, places: tuple[str, str]) -> N
     with pretend():
         trace, counts = decoded(pair_on(*places), engine, warp, 14)
     assert trace.tokens == expected.tokens and counts.bytes["to host"]
-
-
-def held(found: PerRound, bounds: PerRound) -> tuple[bool, ...]:
-    return tuple(value <= bound for value, bound in zip(found, bounds, strict=True))
 
 
 def test_a_host_tensor_mixed_in_is_caught() -> None:
@@ -307,17 +309,6 @@ def test_q_of_copied_and_of_drawn_tokens_keep_their_order() -> None:
         assert tree.drawn == [1.0, pytest.approx(q), 1.0]
 
 
-@pytest.mark.parametrize("places", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")])
-def test_hsd_as_released_decodes_there_what_it_decodes_on_the_host(places: tuple[str, str]) -> None:
-    def decode_on(*places: str) -> list[int]:
-        parts = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
-        return SerialEngine(pair_on(*places), *parts).decode(PROMPT, 12, Sampler.seeded(4)).tokens
-
-    expected = decode_on("cpu", "cpu")
-    with pretend():
-        assert decode_on(*places) == expected
-
-
 @pytest.mark.parametrize("name", ["rrs", "rrsw", "point_mass", "spechub"])
 def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
     q, logits = torch.full((3,), 1 / 3), torch.zeros(4, 3)
@@ -331,21 +322,25 @@ def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
 
 
 WARP = Warp(0.8, 0, 0.95)
-CHAIN = "chain x token"
 PLACES = [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
 CASES = {f"{case.rule}-{case.rule_values}-{case.builds}": case for (case,) in
          (param.values for param in [*ASKING, *ALONE])}  # fmt: skip
 on_host = cache(lambda: pair_on("cpu", "cpu"))
 
 
-def same(make: Callable[[ModelPair], Engine], places: tuple[str, str]) -> None:
-    expected = decode(make(on_host()))
+def same(
+    make: Callable[[ModelPair], Engine],
+    places: tuple[str, str],
+    made: Callable[[str, str], ModelPair] = pair_on,
+) -> Counts:
+    expected = decode(make(made("cpu", "cpu")))
     with pretend() as counts:
-        found = decode(make(pair_on(*places)))
+        found = decode(make(made(*places)))
     assert found.tokens == expected.tokens and found.tokens
     drafts = ([each.draft_tokens for each in trace.rounds] for trace in (found, expected))
     assert next(drafts) == next(drafts)
     assert counts.bytes["to host"], "nothing was on the device"
+    return counts
 
 
 def decode(engine: Engine) -> Trace:
@@ -371,7 +366,9 @@ def test_every_stop_rule(stop: str, values: dict, places: tuple[str, str], tmp_p
     same(lambda pair: engine(pair, case, tmp_path, rule(), WARP, WARP), places)
 
 
+RELEASED = Chain(4), Never(), HsdReleased(allow_lossy=True), Warp(0.8), Warp(0.8)
 OTHERS: dict[str, Callable[[ModelPair], Engine]] = {
+    "HSD as released": lambda pair: SerialEngine(pair, *RELEASED),
     "lookahead": lambda pair: LookaheadEngine(pair, 3, 3, 3, True, WARP),
     "overlapped, in turn": lambda pair: overlapped(pair, False),
     "overlapped, side by side": lambda pair: overlapped(pair, True),
@@ -384,9 +381,10 @@ def overlapped(pair: ModelPair, overlap: bool) -> OverlappedEngine:
     return OverlappedEngine(pair, *parts, overlap=overlap)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", ["HSD as released", *(pytest.param(n, marks=pytest.mark.slow) for n in [*OTHERS][1:])]
+)
 def test_other_engines(name: str, places: tuple[str, str]) -> None:
     same(OTHERS[name], places)
 
@@ -405,11 +403,8 @@ def published_on(flavour: Flavour) -> Callable[[str, str], ModelPair]:
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("name", FLAVOURS)
 def test_published_drafts(name: str, places: tuple[str, str]) -> None:
-    made = published_on(FLAVOURS[name])
-    expected, _ = decoded(made("cpu", "cpu"), CHAIN, WARP, 12)
-    with pretend():
-        found, counts = decoded(made(*places), CHAIN, WARP, 12)
-    assert found.tokens == expected.tokens
+    chain_of = lambda pair: ENGINES["chain x token"](pair, WARP)  # noqa: E731
+    counts = same(chain_of, places, published_on(FLAVOURS[name]))
     between = counts.bytes["between"] > 0
     assert between == (places[0] != places[1]), "the target's states go to the draft"
 
@@ -431,24 +426,10 @@ def test_a_harvest_has_the_hosts_records(name: str, places: tuple[str, str]) -> 
     expected, _ = harvested(on_host(), recipe)
     with pretend():
         found, counts = harvested(pair_on(*places), recipe)
-    for kind in expected:
-        for ours, theirs in zip(found[kind], expected[kind], strict=True):
-            assert ours.keys() == theirs.keys()
-            for column in ours:
-                same_values(ours[column], theirs[column])
+    for kind, rows in expected.items():
+        assert_same(found[kind], rows, within=1e-4)
     each = per_label(found, counts)
     assert all(value <= bound for value, bound in zip(each, bounds, strict=True)), each
-
-
-def same_values(ours: Any, theirs: Any) -> None:
-    """Up to rounding. Packed hidden states are the bits of bfloat16."""
-    if isinstance(ours, ndarray):
-        pair = (torch.from_numpy(packed).view(torch.bfloat16) for packed in (ours, theirs))
-        torch.testing.assert_close(*pair, atol=1e-2, rtol=1e-2)
-    elif isinstance(ours, Tensor):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    else:
-        assert ours == theirs
 
 
 def predicted(stop: SpecDecPPStop, device: str) -> list[list[float]]:
@@ -468,3 +449,29 @@ def test_engines_on_several_devices_share_a_predictor_that_changes() -> None:
             found = [predicted(stop, device) for device in ("cuda:0", "cuda:1", "cuda:0")]
         assert found == [expected] * 3
         assert {each.device.type for each in stop.predictor.head.parameters()} == {"cpu"}
+
+
+@pytest.fixture(scope="module")
+def harvest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_harvest(tmp_path_factory.mktemp("harvest"))
+
+
+@pytest.fixture(scope="module")
+def there(harvest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the device learned."""
+    out = tmp_path_factory.mktemp("device")
+    program = [sys.executable, "-m", "tests.helpers.training.pretend_training"]
+    subprocess.run([*program, str(harvest), str(out)], check=True)
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+def test_training_is_the_hosts(name: str, harvest: Path, there: Path) -> None:
+    predictor, trainer = trained(name, harvest)
+    found = json.loads((there / f"{name}.json").read_text())
+    assert found["moved"], "nothing was on the device"
+    assert found["waits"] <= 20 * trainer.epochs, "some of every epoch, none of every step"
+    assert found["history"] == [pytest.approx(row, rel=1e-5) for row in trainer.history]
+    weights = load_file(there / f"{name}.safetensors")
+    torch.testing.assert_close(dict(predictor.head.state_dict()), weights)

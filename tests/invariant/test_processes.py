@@ -56,10 +56,10 @@ def open_alone(folder: Path, settings: dict[str, Any]) -> Iterator[int]:
 def assert_same(folder: Path, original: Path) -> None:
     assert verify(folder) == []
     assert Harvest.open(folder).manifest.content == Harvest.open(original).manifest.content
-    files = [
+    found, expected = (
         {path.name: path.read_bytes() for path in each.glob("*-0*")} for each in (folder, original)
-    ]
-    assert files[0] == files[1]
+    )
+    assert found == expected
 
 
 def flip(path: Path) -> None:
@@ -245,12 +245,8 @@ def test_killed_at_every_step_on_disk(
 
             return step
 
-        for owner, name in (
-            (Path, "write_bytes"),
-            (Path, "replace"),
-            (Path, "unlink"),
-            (os, "fsync"),
-        ):
+        of_paths = [(Path, name) for name in ("write_bytes", "replace", "unlink")]
+        for owner, name in [*of_paths, (os, "fsync")]:
             patch.setattr(owner, name, counted(getattr(owner, name)))
         return done
 

@@ -50,6 +50,7 @@ from tests.helpers.models.cached import (
     check_speculates,
     close,
     random_tokens,
+    without_cache,
 )
 from tests.helpers.models.stateful import KINDS, near, reference, stateful, uncached
 from tests.helpers.models.tiny_pair import tiny_tokenizer
@@ -139,13 +140,9 @@ def test_greedy_decoding_is_generate(kind: str, gamma: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_equals_its_sequences_and_hands_over(kind: str) -> None:
-    check_batch(
-        cached(stateful(kind)),
-        partial(uncached, kind),
-        WITHIN,
-        layers=(-2,),
-        states=lambda text: uncached(kind, text, hidden=True)[[-2]],
-    )
+    states = lambda text: uncached(kind, text, hidden=True)[[-2]]  # noqa: E731
+    lm = cached(stateful(kind))
+    check_batch(lm, partial(uncached, kind), WITHIN, layers=(-2,), states=states)
 
 
 def test_states_survive_leaving_inference_mode() -> None:
@@ -211,8 +208,7 @@ class Followed:
     def forward(self, tokens: Tensor, *given: Any, **wanted: Any) -> Any:
         output, before = self.original[0](tokens, *given, **wanted), len(self.text)
         self.text += tokens.tolist()
-        inputs = {"input_ids": torch.tensor([self.text]), "use_cache": False}
-        expected = self.lm.model(**inputs).logits[0, before:].float()
+        expected = without_cache(self.lm.model, torch.tensor(self.text))[before:]
         close(output.logits, expected[len(expected) - len(output.logits) :], WITHIN)
         self.forwards += 1
         return output
@@ -266,10 +262,9 @@ def test_the_distribution_is_the_targets(kind: str, policy: str) -> None:
     decoder = made.engine(pair, *rules[-2:]) if made else SerialEngine(pair, *rules)
 
     def conditional(text: tuple[int, ...]) -> Tensor:
-        return Warp(0.3).probs(plain(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1])
+        return Warp(0.3).probs(without_cache(plain, torch.tensor(text))[-1])
 
-    with torch.no_grad():
-        exact = autoregressive_distribution(conditional, 3, 3, prompt)
+    exact = autoregressive_distribution(conditional, 3, 3, prompt)
     found = distribution_of(lambda sampler: tuple(decoder.decode(prompt, 3, sampler).tokens))
     assert largest_error(found, exact) < 1e-5
 

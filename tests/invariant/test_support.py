@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.serial import SerialEngine
@@ -22,15 +22,23 @@ from decoding.structures.chain import Chain
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from serving.generate import speculate
-from tests.helpers.models.cached import SMALL, check_folder, check_speculates, close, random_tokens
-from tests.helpers.models.tiny_pair import EOS, VOCAB, tiny_tokenizer
+from tests.helpers.models.cached import (
+    SMALL,
+    check_folder,
+    check_speculates,
+    close,
+    random_tokens,
+    without_cache,
+)
+from tests.helpers.models.tiny_pair import EOS, VOCAB, random_words, tiny_tokenizer
 from tests.helpers.models.windowed import KINDS
 from tests.helpers.models.windowed import SMALL as WINDOWED
 
 
-def made(config: str, kind: str, more: dict[str, Any]) -> PreTrainedModel:
-    torch.manual_seed(0)
-    settings = getattr(transformers, f"{config}Config")(**SMALL, pad_token_id=0, **more)
+def made(config: str, kind: str, more: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    given = SMALL | {"pad_token_id": 0} | more
+    settings = getattr(transformers, f"{config}Config")(**given)
     return getattr(transformers, kind)(settings).eval()
 
 
@@ -82,7 +90,7 @@ def test_a_decoder_says_what_it_says_without_a_cache(
     refuse_other_layers("draft", model)
     lm = CachedLM(model)
     found = torch.cat([lm.forward(rows).logits for rows in text.split([5, 7])])
-    close(found, model(input_ids=text[None], use_cache=False).logits[0].detach())
+    close(found, without_cache(model, text))
 
 
 def test_masks_of_single_heads_are_refused() -> None:
@@ -147,8 +155,7 @@ def test_the_text_part_says_what_the_whole_says(name: str) -> None:
     """Also inside `generate`."""
     model = multimodal(name)
     text = model.generate(PROMPT[None], max_new_tokens=12, do_sample=False)[0]
-    with torch.no_grad():
-        logits = model(input_ids=text[None], use_cache=False).logits[0]
+    logits = without_cache(model, text)
     lm = CachedLM(text_part("pair.target", model))
     found = [lm.forward(text[rows]).logits for rows in (slice(9), slice(9, 15), slice(15, None))]
     close(torch.cat(found), logits)
@@ -161,8 +168,7 @@ def test_the_text_part_says_what_the_whole_says(name: str) -> None:
 def test_hooks_around_the_text_part_are_refused_and_others_kept() -> None:
     model = multimodal("Gemma3")
     model.get_output_embeddings().register_forward_hook(lambda _, __, out: out * 2)
-    with torch.no_grad():
-        logits = model(input_ids=PROMPT[None]).logits[0]
+    logits = without_cache(model, PROMPT)
     close(CachedLM(text_part("pair.target", model)).forward(PROMPT).logits, logits)
     model.model.register_forward_hook(lambda _, __, out: out)
     with pytest.raises(UserError, match="expected hooks and patches on the text part of Gemma3"):
@@ -196,7 +202,7 @@ LONG = {
     "long_factor": [2.0, 3.0, 5.0, 9.0],
     "original_max_position_embeddings": STEADY,
 }
-DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}}
 BY_TYPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 GEMMA3 = {
     "head_dim": 8,
@@ -206,25 +212,19 @@ GEMMA3 = {
     "rope_parameters": BY_TYPE | {"full_attention": LONG},
 }
 PHIMOE = {"rope_parameters": LONG | {"short_mscale": 1.1, "long_mscale": 1.4}}
+PHI3 = {"rope_parameters": LONG, "original_max_position_embeddings": STEADY}
 UNSTEADY: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "phi3": (
-        *("Phi3Config", "Phi3ForCausalLM"),
-        {"rope_parameters": LONG, "original_max_position_embeddings": STEADY},
-    ),
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {"rope_parameters": LONG}),
-    "phimoe": ("PhimoeConfig", "PhimoeForCausalLM", {**PHIMOE, "num_local_experts": 2}),
-    "dynamic": (
-        *("LlamaConfig", "LlamaForCausalLM"),
-        {"rope_parameters": DYNAMIC, "max_position_embeddings": STEADY},
-    ),
-    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA3),
+    "phi3": ("Phi3", "Phi3", PHI3),
+    "llama": ("Llama", "Llama", {"rope_parameters": LONG}),
+    "phimoe": ("Phimoe", "Phimoe", {**PHIMOE, "num_local_experts": 2}),
+    "dynamic": ("Llama", "Llama", DYNAMIC | {"max_position_embeddings": STEADY}),
+    "gemma3": ("Gemma3Text", "Gemma3", GEMMA3),
 }
 
 
 def unsteady(kind: str, seed: int = 1) -> PreTrainedModel:
     config, model, more = UNSTEADY[kind]
-    torch.manual_seed(seed)
-    return getattr(transformers, model)(getattr(transformers, config)(**SIZES | more)).eval()
+    return made(config, f"{model}ForCausalLM", SIZES | more, seed)
 
 
 def saved(folder: Path, target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, str]:
@@ -232,10 +232,6 @@ def saved(folder: Path, target: PreTrainedModel, draft: PreTrainedModel) -> tupl
         model.save_pretrained(folder / side)
         tiny_tokenizer().save_pretrained(folder / side)
     return str(folder / "target"), str(folder / "draft")
-
-
-def prompt_of(n: int, seed: int) -> torch.Tensor:
-    return torch.randint(1, VOCAB, (n,), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("kind", UNSTEADY)
@@ -251,7 +247,7 @@ def test_up_to_where_rotations_change_tokens_are_those_of_generate(
     parts: Any = Chain(6), Never(), TokenVerifier(), GREEDY, GREEDY
     ends = {"eos_ids": frozenset({EOS})}
     engines = AutoregressiveEngine(pair, GREEDY, **ends), SerialEngine(pair, *parts, **ends)
-    for prompt in (prompt_of(STEADY - 4, 0), prompt_of(9, 1)):
+    for prompt in (random_words(STEADY - 4, 0), random_words(9, 1)):
         new = STEADY - len(prompt)
         options = {"max_new_tokens": new, "do_sample": False}
         right = model.generate(prompt[None], **options)[0]
@@ -266,12 +262,12 @@ def test_up_to_where_rotations_change_tokens_are_those_of_generate(
 
 @pytest.mark.filterwarnings("ignore:pair.draft. its context holds 32 tokens")
 def test_a_draft_is_asked_as_well(tmp_path: Path) -> None:
-    models = LlamaForCausalLM(LlamaConfig(**SIZES)), unsteady("phi3")
+    models = made("Llama", "LlamaForCausalLM", SIZES, 1), unsteady("phi3")
     folders = saved(tmp_path, *models)
     with pytest.raises(UserError, match=f"pair.draft: .* Set pair.max_length={STEADY}"):
         open_pair(*folders, max_length=STEADY + 1)
     open_pair(*folders, max_length=STEADY)
-    for prompt in (prompt_of(5, 0), prompt_of(STEADY - 4, 1), prompt_of(STEADY + 1, 2)):
+    for prompt in (random_words(5, 0), random_words(STEADY - 4, 1), random_words(STEADY + 1, 2)):
         for draft in (folders[1], models[1]):
             check_speculates(models[0], draft, prompt)
 
@@ -280,14 +276,18 @@ def test_a_batch_holds_no_longer_text() -> None:
     model = unsteady("phi3")
     with pytest.raises(UserError, match=f"pair: expected pair.max_length of at most {STEADY}"):
         CachedLM(model)
-    lm, long, short = CachedLM(model, max_length=STEADY), prompt_of(STEADY - 1, 0), prompt_of(5, 1)
+    lm, long, short = (
+        CachedLM(model, max_length=STEADY),
+        random_words(STEADY - 1, 0),
+        random_words(5, 1),
+    )
     alone = BatchedLM(lm, [short], 2).step(torch.tensor([3])).logits
     batch = BatchedLM(lm, [short, long], 2)
     torch.testing.assert_close(batch.step(torch.tensor([3, 4])).logits[:1], alone)
     with pytest.raises(UserError, match="pair.max_length"):
         batch.step(torch.tensor([3, 4]))
     with pytest.raises(UserError, match="pair.max_length"):
-        BatchedLM(lm, [short, prompt_of(STEADY + 1, 0)], 2)
+        BatchedLM(lm, [short, random_words(STEADY + 1, 0)], 2)
 
 
 @pytest.mark.parametrize("rope_type", ["default", "linear", "llama3", "yarn"])
@@ -295,4 +295,5 @@ def test_other_rotations_are_taken_at_any_length(rope_type: str) -> None:
     scaled = {"factor": 4.0, "original_max_position_embeddings": STEADY}
     scaled |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
     rope = {"rope_type": rope_type, "rope_theta": 100.0} | scaled
-    assert CachedLM(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope))).max_length == 128
+    model = made("Llama", "LlamaForCausalLM", SIZES | {"rope_parameters": rope})
+    assert CachedLM(model).max_length == 128

@@ -21,6 +21,7 @@ ONE_EACH = {
     for (case,) in (param.values for param in THREE_WORDS)
     if case.rule in ("rrs", "rrsw") or case.builds == "reranked"
 }
+PROMPT = [3, 4, 5, 3, 4]
 VALUES = {"branch_point": {"gamma_max": 1}}  # short enough for its open leaves to be reached
 
 
@@ -63,19 +64,18 @@ def test_caches_of_a_real_model_follow_every_draft(
     case = ONE_EACH[builds]._replace(size=Size(32, 20, VALUES.get(builds, {})))
     parts = engine(llamas, case, tmp_path)
     watched = WatchedEngine(llamas, parts.structure, parts.stop, parts.verifier, warp, Warp())
-    prompt = [3, 4, 5, 3, 4]
-    trace = watched.decode(prompt, 20, Sampler.seeded(1))
-    assert len(trace.tokens) == 20 and llamas.target.length == len(prompt) + 19
+    trace = watched.decode(PROMPT, 20, Sampler.seeded(1))
+    assert len(trace.tokens) == 20 and llamas.target.length == len(PROMPT) + 19
     if builds == "branch_point":
         taken = [len(round_.tokens) == round_.accepted for round_ in trace.rounds]
         assert any(taken), "no open leaf was accepted"
     if warp.temperature == 0:
-        plain = AutoregressiveEngine(llamas, warp).decode(prompt, 20, Sampler.seeded(0))
+        plain = AutoregressiveEngine(llamas, warp).decode(PROMPT, 20, Sampler.seeded(0))
         assert trace.tokens == plain.tokens
         assert sum(round_.accepted for round_ in trace.rounds) > 0
 
 
-PROMPT = [3, 4, 5, 3, 4]
+SETTINGS = [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)]
 
 
 class WatchedLookahead(LookaheadEngine):
@@ -101,9 +101,7 @@ class WatchedLookahead(LookaheadEngine):
 
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp()], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(
-    "settings", [(1, 2, 1), (5, 2, 3), (1, 4, 2), (4, 4, 4), (7, 5, 7)], ids=str
-)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.few(3)
 def test_rows_equal_plain_forwards(
     settings: tuple[int, int, int], warp: Warp, llamas: ModelPair

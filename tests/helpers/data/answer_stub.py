@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from data_gen.responses.server import Server
 from data_gen.settings import HarvestSettings
 from decoding.sampling import Warp
 from tests.helpers.data.datasets import SAMPLED
+from tests.helpers.data.hub_stub import served
 
 Behaviour = Callable[[str, int], str]
 """What happens to the n-th request (from 0) about a prompt: "ok", "hang", "reset", "garbage", ...
@@ -139,17 +140,9 @@ def stub_server(behave: Behaviour = lambda text, attempt: "ok") -> Iterator[Stub
         def log_message(self, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda request, client: None  # type: ignore[method-assign]
-    server.daemon_threads = True
-    stub.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    often = {"poll_interval": 0.01}
-    threading.Thread(target=server.serve_forever, kwargs=often, daemon=True).start()
-    try:
+    with served(Handler) as address:
+        stub.url = f"{address}/v1"
         yield stub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 PROMPTS = [Prompt(f"p{number}", "toy", "", f"w{number + 1} w2", chat=False) for number in range(20)]

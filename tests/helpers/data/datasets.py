@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
@@ -27,12 +28,10 @@ from runtime.json_files import CHECKSUM, write_checksummed
 from runtime.json_lines import with_checksum
 from tests.helpers.models.tiny_pair import VOCAB
 
-SETTINGS = OmegaConf.create(
-    {"splits": {"calibration": 0.1, "test": 0.1}, "responses": {"name": "generate"}}
-)
-SERVED = OmegaConf.merge(
-    SETTINGS, {"responses": {"name": "server", "url": "http://127.0.0.1:1/v1"}}
-)
+SPLIT = {"splits": {"calibration": 0.1, "test": 0.1}}
+SETTINGS = OmegaConf.create({**SPLIT, "responses": {"name": "generate"}})
+SERVER = {"name": "server", "url": "http://127.0.0.1:1/v1"}
+SERVED = OmegaConf.create({**SPLIT, "responses": SERVER})
 SAMPLED = HarvestSettings(
     gamma=4,
     seed=3,
@@ -81,13 +80,10 @@ def answered_dataset(
     """The same with `answers.jsonl`, as if a server had given the responses. Returns its prompts,
     and its plan."""
     make_dataset(pair, folder / "generated", count, recipe)
-    responses = {
-        prompt.prompt_id: prompt.response_tokens
-        for prompt in Harvest.open(folder / "generated").prompts("all")
-    }
-    requests = [
-        replace(r, response=torch.tensor(responses[r.prompt_id])) for r in some_requests(count)
-    ]
+    said = Harvest.open(folder / "generated").prompts("all")
+    responses = {prompt.prompt_id: prompt.response_tokens for prompt in said}
+    given = {name: torch.tensor(tokens) for name, tokens in responses.items()}
+    requests = [replace(r, response=given[r.prompt_id]) for r in some_requests(count)]
     prompts = [Prompt(request.prompt_id, "toy", "", "w1 w2") for request in requests]
     with log.open_log(folder / "data", {}) as answers:
         for prompt in prompts:
@@ -95,6 +91,12 @@ def answered_dataset(
     harvest(pair, requests, recipe, folder / "data", Progress())
     finish(pair, requests, recipe, folder / "data", *SERVED.values())
     return prompts, plan(pair, requests, recipe)
+
+
+def rows(folder: Path, kind: str) -> list[dict]:
+    """Records of a kind."""
+    paths = sorted(folder.glob(f"{kind}-*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
 
 
 def rewrite_checksum(folder: Path) -> None:
@@ -115,10 +117,8 @@ def rewrite_checksum(folder: Path) -> None:
         write_checksummed(folder / name, value)
     answers = folder / log.NAME
     if answers.is_file():
-        lines = answers.read_bytes().splitlines()
-        answers.write_bytes(
-            b"".join(with_checksum(line.rpartition(b', "checksum"')[0]) + b"\n" for line in lines)
-        )
+        bare = [line.rpartition(b', "checksum"')[0] for line in answers.read_bytes().splitlines()]
+        answers.write_bytes(b"".join(with_checksum(line) + b"\n" for line in bare))
 
 
 def _json(path: Path) -> Any:

@@ -31,7 +31,7 @@ def write_harvest(
             lines["responses"].append(
                 {
                     **head,
-                    "prompt_tokens": letters(name),
+                    "prompt_tokens": torch.tensor(list(name.encode())),
                     "response_tokens": repetitive(rows, len(lines["rounds"])),
                     "embedded": torch.tensor([0]),
                     "embedding": shards.pack_features(torch.zeros(1, EMBEDDING)),
@@ -70,10 +70,6 @@ def repetitive(length: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     loop, noise = torch.arange(6).repeat(length), torch.randint(6, (length,), generator=generator)
     return torch.where(torch.arange(length) < length // 2, noise, loop[:length])
-
-
-def letters(name: str) -> torch.Tensor:
-    return torch.tensor(list(name.encode()))
 
 
 def _mixed(rows: int, generator: torch.Generator) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def hub(root: Path) -> Iterator[str]:
                 return self.say_json({"commitUrl": self.path, "commitOid": COMMIT, "success": True})
             self.say_json({"ok": True})
 
-    with _served(Handler) as address:
+    with served(Handler) as address:
         yield address
 
 
@@ -104,14 +104,16 @@ def no_hub(body: bytes) -> Iterator[str]:
 
         do_POST = do_GET
 
-    with _served(Handler) as address:
+    with served(Handler) as address:
         yield address
 
 
 @contextmanager
-def _served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.handle_error = lambda request, client: None  # type: ignore[method-assign]
+    often = {"poll_interval": 0.01}
+    threading.Thread(target=server.serve_forever, kwargs=often, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

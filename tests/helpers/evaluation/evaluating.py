@@ -1,9 +1,9 @@
 """scripts/evaluate.py from its command line on a tiny pair: what runs it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from decoding.models.loading import load_pair, pair_identity
@@ -12,27 +12,22 @@ from scripts import evaluate
 from tests.helpers.programs import programs
 from tests.helpers.training.checkpoints import write_checkpoint
 
-ROOT = Path(__file__).parents[3]
-GREEDY = ("warp=greedy", "draft_warp.temperature=0")
 LEARNED = ("specdecpp", "hrad")
 METHODS = ["autoregressive", "fixed", "confidence", "product", "adaedl", *LEARNED]
-ALL = f"methods=[{','.join(METHODS)}]"
+
+
+run = partial(programs.run, evaluate)
 
 
 def identity(settings: list[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return pair_identity(load_pair(Pair.of(compose("evaluate", settings).pair)))
+    return pair_identity(load_pair(Pair.of(programs.composed("evaluate", *settings).pair)))
 
 
 def write_checkpoints(settings: list[str], warp: dict[str, Any], **changes: Any) -> None:
     context = {"pair": identity(settings), "warp": warp, "draft_warp": warp, **changes}
     for name, dim in zip(LEARNED, (24, 48), strict=True):
         write_checkpoint(Path("checkpoints") / name, name, dim, gamma=3, context=context)
-
-
-def run(*arguments: str) -> None:
-    programs.run(evaluate, *arguments)
 
 
 def refused(*arguments: str) -> str:

@@ -1,44 +1,28 @@
 """Hand-made evaluations for figures, and what figures hold."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 from reports.artifacts import Evaluation
 from reports.figure import Figure, Missing, canvas, save
 from tests.helpers.damage.refusals import refuses
 
-PARTS = {
-    "engine": {
-        "autoregressive": "decoding.engines.autoregressive.AutoregressiveEngine",
-        "serial": "decoding.engines.serial.SerialEngine",
-        "overlapped": "decoding.engines.overlapped.OverlappedEngine",
-    },
-    "structure": {
-        "chain": "decoding.structures.chain.Chain",
-        "branch_point": "decoding.structures.branch_point.BranchPoint",
-        "tree": "decoding.structures.static_tree.WidthTree",
-        "paths": "decoding.structures.static_tree.ParallelPaths",
-        "specinfer": "decoding.structures.static_tree.SpecInfer",
-        "layers": "decoding.structures.dyspec.DySpecLayers",
-    },
-    "verifier": {
-        "token": "decoding.verifiers.token.TokenVerifier",
-        "block": "decoding.verifiers.block.BlockVerifier",
-        "rrs": "decoding.verifiers.rrs.RrsVerifier",
-        "spechub": "decoding.verifiers.spechub.SpecHubVerifier",
-        "parallel": "decoding.verifiers.parallel.ParallelVerifier",
-    },
-    "stop": {
-        "fixed": "decoding.stopping.fixed.Fixed",
-        "never": "decoding.stopping.never.Never",
-        "confidence": "decoding.stopping.confidence.Confidence",
-        "hrad": "decoding.stopping.hrad.HRADStop",
-        "acceptance": "decoding.stopping.specdecpp.SpecDecPPStop",
-    },
-}
-PLAIN = {"engine": {"_target_": PARTS["engine"]["autoregressive"]}}
+CONF = Path(__file__).parents[3] / "conf"
+SHORT = {"paths": "parallel_paths", "layers": "dyspec_layers", "acceptance": "specdecpp"}
+
+
+@cache
+def target(part: str, name: str) -> str:
+    """What the YAML of a part makes."""
+    return str(OmegaConf.load(CONF / part / f"{SHORT.get(name, name)}.yaml")["_target_"])
+
+
+PLAIN = {"engine": {"_target_": target("engine", "autoregressive")}}
 
 
 def chain(drafted: int, accepted: int, emitted: int | None = None, **seconds: float) -> RoundTrace:
@@ -110,7 +94,7 @@ def method(
     """settings: of a part, as in a resolved config, where an engine holds a copy of the others."""
     names = {"engine": engine, "structure": structure, "verifier": verifier, "stop": stop}
     parts = {
-        part: {"_target_": PARTS[part][name], **settings.get(part, {})}
+        part: {"_target_": target(part, name), **settings.get(part, {})}
         for part, name in names.items()
     }
     copies = {part: parts[part] for part in ("structure", "verifier", "stop")}

@@ -55,12 +55,16 @@ def build(kind: str) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**SMALL))
 
 
+@torch.no_grad()
+def without_cache(model: PreTrainedModel, text: Tensor, hidden: bool = False) -> Tensor:
+    """Logits [n, V] as the class itself computes them, in one call; or all hidden states
+    [n_layers + 1, n, H]."""
+    found = model(input_ids=text[None], use_cache=False, output_hidden_states=hidden)
+    return torch.cat(found.hidden_states) if hidden else found.logits[0].float()
+
+
 def random_tokens(n: int, seed: int, words: int = VOCAB) -> Tensor:
     return torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(seed)) % words
-
-
-def random_parents(n: int, generator: torch.Generator) -> list[int]:
-    return [int(torch.randint(-1, row, (), generator=generator)) if row else -1 for row in range(n)]
 
 
 def path_to(parents: list[int], row: int) -> list[int]:
@@ -101,7 +105,8 @@ def check_tree(
     those of its paths, and the text goes on from the last one. Returns that text."""
     generator = torch.Generator().manual_seed(seed)
     prefix, nodes, after = (random_tokens(n, seed + n, words) for n in (before, size, 9))
-    parents, rows = random_parents(size, generator), list[Tensor]()
+    draws = (torch.randint(-1, row, (), generator=generator) for row in range(1, size))
+    parents, rows = [-1, *map(int, draws)], list[Tensor]()
     if before:
         lm.forward(prefix, logits="none")
     while len(rows) < size:

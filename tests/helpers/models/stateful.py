@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from tests.helpers.models.cached import without_cache
 from tests.helpers.models.windowed import SMALL as WINDOWED
 
 SMALL = {**WINDOWED, "initializer_range": 0.1}  # rounding grows with the weights
@@ -96,10 +97,5 @@ def reference(kind: str) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
 def uncached(kind: str, tokens: torch.Tensor, hidden: bool = False) -> torch.Tensor:
-    """Logits [n, V] as the class itself computes them, in one call without a cache; or all hidden
-    states [n_layers + 1, n, H]."""
-    given = {"input_ids": tokens[None], "use_cache": False, "output_hidden_states": hidden}
-    found = reference(kind)(**given)
-    return torch.cat(found.hidden_states) if hidden else found.logits[0].float()
+    return without_cache(reference(kind), tokens, hidden)

@@ -37,6 +37,11 @@ def tiny_models() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     return target.double(), draft.double()
 
 
+def random_words(n: int, seed: int) -> torch.Tensor:
+    """None of them the end token."""
+    return torch.randint(1, VOCAB, (n,), generator=torch.Generator().manual_seed(seed))
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     words = {"</s>": EOS, **{f"w{number}": number for number in range(1, VOCAB)}}
     backend = Tokenizer(models.WordLevel(words, unk_token="w1"))

@@ -9,7 +9,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from tests.helpers.models.cached import SMALL as BASE
-from tests.helpers.models.cached import VOCAB
+from tests.helpers.models.cached import VOCAB, without_cache
 
 SMALL: dict[str, Any] = dict(
     BASE, max_position_embeddings=400, pad_token_id=0, bos_token_id=None, eos_token_id=None
@@ -81,8 +81,5 @@ def reference(kind: str, window: int) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
 def uncached(kind: str, window: int, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [n, V] as the class itself computes them, in one call without a cache."""
-    logits: torch.Tensor = reference(kind, window)(input_ids=tokens[None], use_cache=False).logits
-    return logits[0].float()
+    return without_cache(reference(kind, window), tokens)

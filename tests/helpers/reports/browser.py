@@ -1,11 +1,7 @@
 """A headless Chromium that reads pages from disk, and hears of everything a page complains of or
-asks for.
-
-python -m tests.helpers.reports.browser <page.html> <picture.png> [light|dark] [width] [selector]
-# a screenshot of the part that the CSS selector names"""
+asks for."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,27 +38,9 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     heard = list[str]()
     page.on("console", lambda message: heard.append(f"console {message.type}: {message.text}"))
     page.on("pageerror", lambda error: heard.append(f"error: {error}"))
-    page.on("request", lambda request: heard.append(request.url) if _outside(request.url) else None)
+    inside = ("file:", "data:")
+    page.on("request", lambda one: None if one.url.startswith(inside) else heard.append(one.url))
     page.goto(path.resolve().as_uri())
     yield page
     page.close()
     assert heard == []
-
-
-def _outside(url: str) -> bool:
-    return not url.startswith(("file:", "data:"))
-
-
-def main(
-    page: str, picture: str, scheme: Any = "light", width: str = "1000", part: str = "body"
-) -> None:
-    size = {"width": int(width), "height": 800}
-    with (
-        launched() as browser,
-        opened(browser, Path(page), color_scheme=scheme, viewport=size) as view,
-    ):
-        view.locator(part).screenshot(path=picture)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -23,20 +23,14 @@ TEXTS = {token: f" w{token}" for token in range(64)} | {5: "\n", 6: NASTY}
 
 
 def timed(round_: RoundTrace, number: int) -> RoundTrace:
-    return replace(
-        round_, seconds=dict.fromkeys(STAGES, 0.001 * number) | {"draft": 0.004, "target": 0.02}
-    )
+    seconds = dict.fromkeys(STAGES, 0.001 * number) | {"draft": 0.004, "target": 0.02}
+    return replace(round_, seconds=seconds)
 
 
 def scored() -> list[RoundTrace]:
     """p read up to the rejection, and what SpecDec++ predicted."""
-    found = [
-        replace(
-            chain([4, 5, 6, 7], 1, 9),
-            draft_p=[0.75, 0.125, None, None],
-            predicted=[0.9, 0.8, 0.6, 0.5],
-        )
-    ]
+    numbers = {"draft_p": [0.75, 0.125, None, None], "predicted": [0.9, 0.8, 0.6, 0.5]}
+    found = [replace(chain([4, 5, 6, 7], 1, 9), **numbers)]
     found += [plain(8), replace(chain([6, 7], 2, 3), draft_p=[0.25, 0.5], predicted=[0.875])]
     return [timed(round_, number) for number, round_ in enumerate(found * 5)]
 
@@ -45,15 +39,14 @@ def branching() -> list[RoundTrace]:
     """A branch accepted and partly retained, then a rejection."""
 
     def spans(start: float) -> list[Span]:
-        jobs = (
+        return [
             Span("draft", "draft stage", start, start + 0.25, 2),
             Span("draft", "branch stage", start + 0.25, start + 0.5, 4),
-        )
-        return [*jobs, Span("target", "verify", start + 0.25, start + 1.0, 2)]
+            Span("target", "verify", start + 0.25, start + 1.0, 2),
+        ]
 
-    first = overlapped(
-        [4], [[5, 7, 8], [10, 11]], row=2, tokens=[4, 5], outcome=1, spans=spans(1.0)
-    )
+    tokens = [4], [[5, 7, 8], [10, 11]]
+    first = overlapped(*tokens, row=2, tokens=[4, 5], outcome=1, spans=spans(1.0))
     second = overlapped([7], [[3]], row=0, tokens=[2], outcome=2, stage="branch", spans=spans(2.5))
     return [replace(first, draft_p=[0.75, 0.5, None]), second]
 
@@ -71,10 +64,8 @@ def evaluation(
         m: [trace(m, prompt, one) for prompt, one in enumerate(found)]
         for m, found in methods.items()
     }
-    stop = {
-        method: {"stop": {"_target_": f"decoding.stopping.{rule}"}}
-        for method, rule in stops.items()
-    }
+    made = {method: {"_target_": f"decoding.stopping.{rule}"} for method, rule in stops.items()}
+    stop = {method: {"stop": rule} for method, rule in made.items()}
     config = {"repeats": 1, "warp": {"temperature": 1.0}, "method": stop}
     return Evaluation(Path("runs") / name, {"run": {"config": config}}, traces)
 
@@ -82,9 +73,8 @@ def evaluation(
 def written(folder: Path, *found: Evaluation) -> Path:
     texts = Vocabulary(TEXTS, {"a": {"p0": "Once upon a time"}})
     path = folder / "page.html"
-    path.write_text(
-        PAGE.format(fragment(found, {one.folder: texts for one in found})), encoding="utf-8"
-    )
+    shown = fragment(found, {one.folder: texts for one in found})
+    path.write_text(PAGE.format(shown), encoding="utf-8")
     return path
 
 
@@ -121,9 +111,8 @@ class Viewer:
 
     @property
     def text(self) -> str:
-        return "".join(
-            self.page.locator("#viewer-text span:not(.viewer-later)").all_text_contents()
-        )
+        said = self.page.locator("#viewer-text span:not(.viewer-later)")
+        return "".join(said.all_text_contents())
 
     def detail(self, chip: str) -> str:
         self.page.hover(chip)

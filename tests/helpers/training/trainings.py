@@ -13,21 +13,9 @@ from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-LAZY = [
-    "imblearn.over_sampling",
-    "sklearn.isotonic",
-    "sklearn.linear_model",
-    "scipy.optimize",
-    "torch._dynamo",
-]
-FORKS.set_forkserver_preload(
-    [
-        "train",
-        "tests.helpers.training.trainings",
-        *LAZY,
-        "hydra_plugins.hydra_submitit_launcher.config",
-    ]
-)
+LAZY = "imblearn.over_sampling sklearn.isotonic sklearn.linear_model scipy.optimize torch._dynamo"
+LATE = "hydra_plugins.hydra_submitit_launcher.config"
+FORKS.set_forkserver_preload(["train", "tests.helpers.training.trainings", *LAZY.split(), LATE])
 STEPS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Calls of `os` that make, name or remove files for good."""
 

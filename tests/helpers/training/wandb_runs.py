@@ -28,9 +28,8 @@ class Run(NamedTuple):
 def read_run(folder: Path) -> Run:
     """The only run in the folder that a logger was given."""
     (run,) = (folder / "wandb").glob("offline-run-*")
-    log = log_of(run)
     read = Run(run, {}, [], {})
-    for record in whole(log):
+    for record in whole(run):
         read.config.update(values(record.run.config.update) | values(record.config.update))
         merge(read.summary, values(record.summary.update))
         if record.HasField("history"):
@@ -38,24 +37,16 @@ def read_run(folder: Path) -> Run:
     return read
 
 
-def log_of(run: Path, patience: float = 60) -> Path:
-    """Its log, which another process opens some time after the run has begun."""
-    until = time.monotonic() + patience
-    while not (found := [*run.glob("*.wandb")]):
-        assert time.monotonic() < until, f"{run} has no log"
-        time.sleep(0.1)
-    return found[0]
-
-
-def whole(log: Path, patience: float = 60) -> list[Record]:
-    """All records; the process that writes them may do so until some time after the run has
-    ended."""
+def whole(run: Path, patience: float = 60) -> list[Record]:
+    """All records of its log; the process that writes them may begin after the run has begun, and
+    end some time after it has ended."""
     until = time.monotonic() + patience
     while True:
-        found = [Record.FromString(data) for data in records(log.read_bytes())]
+        logs = (log.read_bytes() for log in run.glob("*.wandb"))
+        found = [Record.FromString(data) for log in logs for data in records(log)]
         if any(record.HasField("exit") for record in found):
             return found
-        assert time.monotonic() < until, f"{log} has no end"
+        assert time.monotonic() < until, f"{run} has no log that ends"
         time.sleep(0.1)
 
 
