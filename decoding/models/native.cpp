@@ -65,7 +65,7 @@ inline V merged_high(V a, V b) {
 #endif
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 constexpr int BLOCK = 2 * LANES;  // outputs
-constexpr int AHEAD = 2048;       // bytes of weights that are fetched before their turn
+constexpr int AHEAD = 8192;       // bytes of weights that are fetched before their turn
 
 // n < LANES numbers, and zeros.
 inline V few(const float* p, int64_t n) {
@@ -274,13 +274,13 @@ void lay(const float* x, int64_t inputs, const Tiles& tiles, int64_t row,
 
 // Sums of BLOCK outputs for R rows, [R][BLOCK].
 template <class W, int R>
-void kernel(const W* w, const typename Form<W>::X* x, int64_t steps, float* out) {
+void kernel(const W* w, const typename Form<W>::X* x, int64_t steps, int64_t ahead, float* out) {
   V sum[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = all(0.0f);
   for (int64_t k = 0; k < steps; ++k, w += BLOCK * Form<W>::P, x += R * Form<W>::P) {
     for (int line = 0; line < 2 * LANES * 4; line += 64)
-      _mm_prefetch((const char*)w + AHEAD + line, _MM_HINT_T0);
+      _mm_prefetch((const char*)w + ahead + line, _MM_HINT_T0);
     const V a = load((const float*)w), b = load((const float*)w + LANES);
     if constexpr (std::is_same_v<W, float>) {
 #pragma GCC unroll 16
@@ -318,11 +318,11 @@ void kernel(const W* w, const typename Form<W>::X* x, int64_t steps, float* out)
 }
 
 template <class W, int... R>
-void by_rows(int64_t rows, const W* w, const typename Form<W>::X* x, int64_t steps, float* out,
-             std::integer_sequence<int, R...>) {
-  using Kernel = void (*)(const W*, const typename Form<W>::X*, int64_t, float*);
+void by_rows(int64_t rows, const W* w, const typename Form<W>::X* x, int64_t steps, int64_t ahead,
+             float* out, std::integer_sequence<int, R...>) {
+  using Kernel = void (*)(const W*, const typename Form<W>::X*, int64_t, int64_t, float*);
   static constexpr Kernel kernels[] = {kernel<W, R + 1>...};
-  kernels[rows - 1](w, x, steps, out);
+  kernels[rows - 1](w, x, steps, ahead, out);
 }
 
 // y [n, outputs] = x w + bias, added to y where it `adds`; x as `lay` leaves it.
@@ -330,14 +330,14 @@ template <class W>
 void multiply(Team& team, const W* w, const typename Form<W>::X* x, int64_t n, int64_t inputs,
               int64_t outputs, const float* bias, float* y, bool adds) {
   const Tiles tiles(n);
-  const int64_t steps = steps_of<W>(inputs);
+  const int64_t steps = steps_of<W>(inputs), size = steps * BLOCK * 4;  // bytes of a block
   team.run((outputs + BLOCK - 1) / BLOCK, [&](int64_t block) {
     float sums[MOST * BLOCK];
     const int64_t begin = block * BLOCK, width = std::min<int64_t>(BLOCK, outputs - begin);
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t first = tiles.first(tile), rows = tiles.rows(tile);
       by_rows<W>(rows, w + block * steps * BLOCK * Form<W>::P, x + first * steps * Form<W>::P,
-                 steps, sums, std::make_integer_sequence<int, MOST>());
+                 steps, tile ? size : AHEAD, sums, std::make_integer_sequence<int, MOST>());
       for (int64_t r = 0; r < rows; ++r) {
         float *to = y + (first + r) * outputs + begin, *from = sums + r * BLOCK;
         if (bias)
@@ -461,16 +461,56 @@ void turned(const W* keys, const int32_t* at, int64_t count, int64_t dim, float*
   }
 }
 
-// out [N * LANES] += the sum of weight_i times row i of values, in turn.
+// Scores of LANES keys, laid out, for N heads; queries: [N, dim], scores: N, `apart`.
 template <int N>
-void weighted(const float* weights, int64_t count, const float* values, int64_t stride,
-              float* out) {
-  V sum[N];
-  for (int j = 0; j < N; ++j) sum[j] = load(out + j * LANES);
-  for (int64_t i = 0; i < count; ++i)
-    for (int j = 0; j < N; ++j)
-      sum[j] = fma(all(weights[i]), load(values + i * stride + j * LANES), sum[j]);
-  for (int j = 0; j < N; ++j) store(out + j * LANES, sum[j]);
+void scored(const float* queries, int64_t dim, const float* keys, float* scores, int64_t apart) {
+  V even[N], odd[N];  // dim is even
+  for (int h = 0; h < N; ++h) even[h] = odd[h] = all(0.0f);
+  for (int64_t i = 0; i < dim; i += 2) {
+    const V a = load(keys + i * LANES), b = load(keys + (i + 1) * LANES);
+    for (int h = 0; h < N; ++h) {
+      even[h] = fma(all(queries[h * dim + i]), a, even[h]);
+      odd[h] = fma(all(queries[h * dim + i + 1]), b, odd[h]);
+    }
+  }
+  const V scale = all(1.0f / std::sqrt((float)dim));
+  for (int h = 0; h < N; ++h) store(scores + h * apart, (even[h] + odd[h]) * scale);
+}
+
+// Add to out [N, size] the sums of `count` values [.., size], by the weights of N heads.
+template <int N>
+void weighted(const float* weights, int64_t apart, int64_t count, const float* values,
+              int64_t size, float* out) {
+  const auto columns = [&](int64_t first, auto number) {
+    constexpr int M = decltype(number)::value;
+    V sum[N][M];
+    for (int h = 0; h < N; ++h)
+      for (int j = 0; j < M; ++j) sum[h][j] = load(out + h * size + first + j * LANES);
+    for (int64_t i = 0; i < count; ++i)
+      for (int j = 0; j < M; ++j) {
+        const V value = load(values + i * size + first + j * LANES);
+        for (int h = 0; h < N; ++h)
+          sum[h][j] = fma(all(weights[h * apart + i]), value, sum[h][j]);
+      }
+    for (int h = 0; h < N; ++h)
+      for (int j = 0; j < M; ++j) store(out + h * size + first + j * LANES, sum[h][j]);
+  };
+  int64_t first = 0;
+  for (; first + 4 * LANES <= size; first += 4 * LANES)
+    columns(first, std::integral_constant<int, 4>());
+  for (; first < size; first += LANES) columns(first, std::integral_constant<int, 1>());
+}
+
+// use(first head, integral constant N) for all heads, up to four at a time.
+template <class F>
+void by_heads(int64_t heads, F&& use) {
+  int64_t first = 0;
+  for (; first + 4 <= heads; first += 4) use(first, std::integral_constant<int, 4>());
+  switch (heads - first) {
+    case 3: return use(first, std::integral_constant<int, 3>());
+    case 2: return use(first, std::integral_constant<int, 2>());
+    case 1: return use(first, std::integral_constant<int, 1>());
+  }
 }
 
 // The rows that each row sees, in the order of the cache.
@@ -518,10 +558,10 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
   int64_t blocks = 0;
   for (int64_t r = first; r < last; ++r)
     blocks = std::max(blocks, (seen.counts[list + r] + LANES - 1) / LANES);
-  float* scores = room<float, 1>(wanted * groups * blocks * LANES);
+  const int64_t apart = blocks * LANES;
+  float* scores = room<float, 1>(wanted * groups * apart);
   float* laid = room<float, 2>(LANES * std::max(dim, padded));
   float* sums = room<float, 3>(wanted * groups * padded);
-  const float scale = 1.0f / std::sqrt((float)dim);
   std::fill(sums, sums + wanted * groups * padded, 0.0f);
   std::fill(laid, laid + LANES * std::max(dim, padded), 0.0f);
   // The last row of a chain sees the most: what is laid out for it serves those before.
@@ -533,25 +573,23 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
         const int64_t count = std::min<int64_t>(LANES, seen.counts[list + r] - block * LANES);
         if (count <= 0) continue;
         if (!held.holds(at, count)) lay_out(at, count), held = {at, count};
-        for (int64_t g = 0; g < groups; ++g)
-          use(r, g, count, scores + (((r - first) * groups + g) * blocks + block) * LANES);
+        by_heads(groups, [&](int64_t g, auto number) {
+          const int64_t from = (r - first) * groups + g;
+          use(r, g, number, count, scores + from * apart + block * LANES, sums + from * padded);
+        });
       }
     }
   };
   each([&](const int32_t* at, int64_t count) { turned(keys, at, count, dim, laid); },
-       [&](int64_t r, int64_t g, int64_t count, float* score) {
-         const float* q = queries + r * stride + (head * groups + g) * dim;
-         V part[2] = {all(0.0f), all(0.0f)};  // dim is even
-         for (int64_t i = 0; i < dim; i += 2) {
-           part[0] = fma(all(q[i]), load(laid + i * LANES), part[0]);
-           part[1] = fma(all(q[i + 1]), load(laid + (i + 1) * LANES), part[1]);
-         }
-         store(score, (part[0] + part[1]) * all(scale));
-         for (int64_t i = count; i < LANES; ++i) score[i] = -INFINITY;
+       [&](int64_t r, int64_t g, auto number, int64_t count, float* score, float*) {
+         constexpr int N = decltype(number)::value;
+         scored<N>(queries + r * stride + (head * groups + g) * dim, dim, laid, score, apart);
+         for (int h = 0; h < N; ++h)
+           std::fill(score + h * apart + count, score + h * apart + LANES, -INFINITY);
        });
   for (int64_t r = first; r < last; ++r)
     for (int64_t g = 0; g < groups; ++g) {
-      float* score = scores + ((r - first) * groups + g) * blocks * LANES;
+      float* score = scores + ((r - first) * groups + g) * apart;
       const int64_t length = (seen.counts[list + r] + LANES - 1) / LANES * LANES;
       V most = all(-INFINITY), sum = all(0.0f);
       for (int64_t i = 0; i < length; i += LANES) most = larger(most, load(score + i));
@@ -571,12 +609,8 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
         for (int64_t i = 0; i < count; ++i)
           for (int64_t j = 0; j < dim; ++j) laid[i * padded + j] = wide(values[at[i] * dim + j]);
       },
-      [&](int64_t r, int64_t g, int64_t count, float* weights) {
-        float* to = sums + ((r - first) * groups + g) * padded;
-        int64_t j = 0;
-        for (; j + 4 * LANES <= padded; j += 4 * LANES)
-          weighted<4>(weights, count, laid + j, padded, to + j);
-        for (; j < padded; j += LANES) weighted<1>(weights, count, laid + j, padded, to + j);
+      [&](int64_t, int64_t, auto number, int64_t count, float* weights, float* to) {
+        weighted<decltype(number)::value>(weights, apart, count, laid, padded, to);
       });
   for (int64_t r = first; r < last; ++r)
     for (int64_t g = 0; g < groups; ++g)
