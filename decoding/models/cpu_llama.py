@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
@@ -27,7 +33,8 @@ from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
 from decoding.models.native import NativeLlama, takes
 from decoding.models.packing import PackedLinear, refresh
 
-FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
+# The same layers, but for biases and norms of queries and keys.
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FIXED_ROTATIONS = {
     "default",
     "linear",
@@ -333,12 +340,13 @@ def _parts(head: type[nn.Module]) -> dict[type[nn.Module], dict[str, type[nn.Mod
     ends = {"norm": norm, "rotary_emb": rotary}
     norms = {"input_layernorm": norm, "post_attention_layernorm": norm}
     products = {f"{part}_proj": nn.Linear for part in ("gate", "up", "down")}
+    of_heads = {"q_norm": norm, "k_norm": norm} if head is Qwen3ForCausalLM else {}
     return {
         head: {"model": body, "lm_head": nn.Linear},
         body: {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, **ends},
         nn.ModuleList: {"*": layer},
         layer: {"self_attn": attention, "mlp": mlp, **norms},
-        attention: {f"{part}_proj": nn.Linear for part in "qkvo"},
+        attention: {**{f"{part}_proj": nn.Linear for part in "qkvo"}, **of_heads},
         mlp: {**products, "act_fn": type(ACT2FN["silu"])},
     }
 

@@ -47,7 +47,7 @@ class BufferLayer(CacheLayerMixin):
         return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
     def reserve(self, key_states: Tensor, value_states: Tensor) -> int:
-        """Count rows of these shapes as cached, which the caller writes. Return where they begin."""
+        """Count rows of these shapes as cached, which the caller writes. Return their start."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start = self.length

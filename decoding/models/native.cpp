@@ -30,14 +30,9 @@ namespace {
 // Vectors -----------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
+#define OF(name) _mm512_##name
 using V = __m512;
 constexpr int LANES = 16, MOST = 12;
-inline V load(const float* p) { return _mm512_loadu_ps(p); }
-inline void store(float* p, V v) { _mm512_storeu_ps(p, v); }
-inline V all(float x) { return _mm512_set1_ps(x); }
-inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-inline V larger(V a, V b) { return _mm512_max_ps(a, b); }  // b where one is no number
-inline V smaller(V a, V b) { return _mm512_min_ps(a, b); }
 inline V merged_low(V a, V b) {  // a0 b0 a1 b1 ... of the lower halves
   const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   return _mm512_permutex2var_ps(a, order, b);
@@ -48,14 +43,9 @@ inline V merged_high(V a, V b) {
   return _mm512_permutex2var_ps(a, order, b);
 }
 #else
+#define OF(name) _mm256_##name
 using V = __m256;
 constexpr int LANES = 8, MOST = 4;
-inline V load(const float* p) { return _mm256_loadu_ps(p); }
-inline void store(float* p, V v) { _mm256_storeu_ps(p, v); }
-inline V all(float x) { return _mm256_set1_ps(x); }
-inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-inline V larger(V a, V b) { return _mm256_max_ps(a, b); }
-inline V smaller(V a, V b) { return _mm256_min_ps(a, b); }
 inline V merged_low(V a, V b) {
   return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
 }
@@ -63,6 +53,12 @@ inline V merged_high(V a, V b) {
   return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 #endif
+inline V load(const float* p) { return OF(loadu_ps)(p); }
+inline void store(float* p, V v) { OF(storeu_ps)(p, v); }
+inline V all(float x) { return OF(set1_ps)(x); }
+inline V fma(V a, V b, V c) { return OF(fmadd_ps)(a, b, c); }
+inline V larger(V a, V b) { return OF(max_ps)(a, b); }  // b where one is no number
+inline V smaller(V a, V b) { return OF(min_ps)(a, b); }
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 constexpr int BLOCK = 2 * LANES;  // outputs
 constexpr int AHEAD = 8192;       // bytes of weights that are fetched before their turn
@@ -103,21 +99,14 @@ struct Half {  // bfloat16
 };
 
 template <class W>
-struct Form;  // P: inputs that lie together; X: what inputs are multiplied as
-template <>
-struct Form<float> {
-  static constexpr int P = 1;
-  using X = float;
-};
-template <>
-struct Form<Half> {
-  static constexpr int P = 2;
+constexpr int P = 4 / sizeof(W);  // inputs that lie together
 #if defined(__AVX512BF16__)
-  using X = Half;
+template <class W>
+using X = W;  // what inputs are multiplied as
 #else
-  using X = float;
+template <class W>
+using X = float;
 #endif
-};
 
 inline float wide(float x) { return x; }
 inline float wide(Half x) {
@@ -152,24 +141,21 @@ class Pool {
 
   bool begin(int threads) {
     if (threads < 2 || !user.try_lock()) return false;
-    while ((int)helpers < threads - 1) {
-      std::thread([this] { help(); }).detach();
-      ++helpers;
-    }
+    for (; helpers < threads - 1; ++helpers) std::thread(&Pool::help, this, helpers).detach();
     std::lock_guard<std::mutex> guard(lock);
-    active = true;
+    active = threads - 1;
     wake.notify_all();
     return true;
   }
   void end() {
-    active = false;
+    active = 0;
     user.unlock();
   }
   void run(int64_t count, void (*call)(void*, int64_t), void* what) {
     function = call, argument = what, tasks = (uint32_t)count, done = 0;
     ticket.store((uint64_t)++sets << 32, std::memory_order_release);
     work();
-    while (done.load(std::memory_order_acquire) < (uint32_t)count) _mm_pause();
+    for (int idle = 1; done.load(std::memory_order_acquire) < (uint32_t)count; ++idle) rest(idle);
     ticket = ((uint64_t)sets << 32) | CLOSED;  // before a helper can read of the next set
   }
 
@@ -177,7 +163,7 @@ class Pool {
   static constexpr uint32_t CLOSED = 0xffffffff;
   std::mutex user, lock;
   std::condition_variable wake;
-  std::atomic<bool> active{false};
+  std::atomic<int> active{0};  // helpers of this forward
   std::atomic<uint64_t> ticket{CLOSED};
   std::atomic<uint32_t> tasks{0}, done{0};
   std::atomic<void (*)(void*, int64_t)> function{nullptr};
@@ -185,6 +171,10 @@ class Pool {
   uint32_t sets = 0;
   int helpers = 0;
 
+  static void rest(int idle) {
+    if (idle % 64) _mm_pause();
+    else std::this_thread::yield();
+  }
   void work() {
     uint64_t now = ticket.load(std::memory_order_acquire);
     while ((uint32_t)now < tasks) {
@@ -196,15 +186,14 @@ class Pool {
       now = ticket.load(std::memory_order_acquire);
     }
   }
-  void help() {
-    for (int idle = 0;; ++idle) {
-      if (!active) {
+  void help(int number) {
+    for (int idle = 1;; ++idle) {
+      if (number >= active) {
         std::unique_lock<std::mutex> guard(lock);
-        wake.wait(guard, [this] { return active.load(); });
+        wake.wait(guard, [&] { return number < active; });
       }
       work();
-      if (idle % 64) _mm_pause();
-      else std::this_thread::yield();
+      rest(idle);
     }
   }
 };
@@ -255,30 +244,29 @@ struct Tiles {
 };
 
 template <class W>
-int64_t steps_of(int64_t inputs) { return (inputs + Form<W>::P - 1) / Form<W>::P; }
+int64_t steps_of(int64_t inputs) { return (inputs + P<W> - 1) / P<W>; }
 
 // Put a row of inputs where products read them: [tile][steps][rows of the tile][P].
 template <class W>
-void lay(const float* x, int64_t inputs, const Tiles& tiles, int64_t row,
-         typename Form<W>::X* out) {
-  using X = typename Form<W>::X;
-  constexpr int P = Form<W>::P;
+void lay(const float* x, int64_t inputs, const Tiles& tiles, int64_t row, X<W>* out) {
+  struct Step {
+    X<W> of[P<W>];
+  };
   const int64_t steps = steps_of<W>(inputs), tile = tiles.of(row), rows = tiles.rows(tile);
-  struct Step { X of[P]; };
-  Step* line = (Step*)room<X, 0>(steps * P);
-  for (int64_t i = 0; i < inputs; ++i) put(x[i], ((X*)line)[i]);
-  for (int64_t i = inputs; i < steps * P; ++i) put(0.0f, ((X*)line)[i]);
+  X<W>* line = room<X<W>, 0>(steps * P<W>);
+  for (int64_t i = 0; i < inputs; ++i) put(x[i], line[i]);
+  for (int64_t i = inputs; i < steps * P<W>; ++i) put(0.0f, line[i]);
   Step* to = (Step*)out + tiles.first(tile) * steps + (row - tiles.first(tile));
-  for (int64_t k = 0; k < steps; ++k) to[k * rows] = line[k];
+  for (int64_t k = 0; k < steps; ++k) to[k * rows] = ((const Step*)line)[k];
 }
 
 // Sums of BLOCK outputs for R rows, [R][BLOCK].
 template <class W, int R>
-void kernel(const W* w, const typename Form<W>::X* x, int64_t steps, int64_t ahead, float* out) {
+void kernel(const W* w, const X<W>* x, int64_t steps, int64_t ahead, float* out) {
   V sum[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = all(0.0f);
-  for (int64_t k = 0; k < steps; ++k, w += BLOCK * Form<W>::P, x += R * Form<W>::P) {
+  for (int64_t k = 0; k < steps; ++k, w += BLOCK * P<W>, x += R * P<W>) {
     for (int line = 0; line < 2 * LANES * 4; line += 64)
       _mm_prefetch((const char*)w + ahead + line, _MM_HINT_T0);
     const V a = load((const float*)w), b = load((const float*)w + LANES);
@@ -318,16 +306,16 @@ void kernel(const W* w, const typename Form<W>::X* x, int64_t steps, int64_t ahe
 }
 
 template <class W, int... R>
-void by_rows(int64_t rows, const W* w, const typename Form<W>::X* x, int64_t steps, int64_t ahead,
+void by_rows(int64_t rows, const W* w, const X<W>* x, int64_t steps, int64_t ahead,
              float* out, std::integer_sequence<int, R...>) {
-  using Kernel = void (*)(const W*, const typename Form<W>::X*, int64_t, int64_t, float*);
+  using Kernel = void (*)(const W*, const X<W>*, int64_t, int64_t, float*);
   static constexpr Kernel kernels[] = {kernel<W, R + 1>...};
   kernels[rows - 1](w, x, steps, ahead, out);
 }
 
 // y [n, outputs] = x w + bias, added to y where it `adds`; x as `lay` leaves it.
 template <class W>
-void multiply(Team& team, const W* w, const typename Form<W>::X* x, int64_t n, int64_t inputs,
+void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
               int64_t outputs, const float* bias, float* y, bool adds) {
   const Tiles tiles(n);
   const int64_t steps = steps_of<W>(inputs), size = steps * BLOCK * 4;  // bytes of a block
@@ -336,7 +324,7 @@ void multiply(Team& team, const W* w, const typename Form<W>::X* x, int64_t n, i
     const int64_t begin = block * BLOCK, width = std::min<int64_t>(BLOCK, outputs - begin);
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t first = tiles.first(tile), rows = tiles.rows(tile);
-      by_rows<W>(rows, w + block * steps * BLOCK * Form<W>::P, x + first * steps * Form<W>::P,
+      by_rows<W>(rows, w + block * steps * BLOCK * P<W>, x + first * steps * P<W>,
                  steps, tile ? size : AHEAD, sums, std::make_integer_sequence<int, MOST>());
       for (int64_t r = 0; r < rows; ++r) {
         float *to = y + (first + r) * outputs + begin, *from = sums + r * BLOCK;
@@ -413,11 +401,10 @@ struct Held {  // of a layer, [batch, kv_heads, capacity, dim]
 
 struct Rows {
   int32_t batch, n, start, threads;  // `start` rows are cached
-  const int64_t* positions;          // [batch, n], or [n] where the stride is 0
-  int64_t position_stride;
-  const uint8_t* seen;  // [batch, n, start + n]; stride 0: [n, start + n]; null: all up to the row
-  int64_t seen_stride;
-  float* states;  // [batch, n, hidden], read and written
+  const int64_t* positions;          // [batch or 1, n]
+  const uint8_t* seen;               // [batch or 1, n, start + n]; null: all up to the row
+  float* states;                     // [batch, n, hidden], read and written
+  int64_t own_positions, own_seen;   // whether there are those of each sequence
 };
 
 namespace {
@@ -443,14 +430,14 @@ inline void transpose(V* a) {
 // Rows `at` [count <= LANES] of keys [.., dim] as [dim][LANES].
 template <class W>
 void turned(const W* keys, const int32_t* at, int64_t count, int64_t dim, float* out) {
-  const int64_t words = dim / Form<W>::P;
+  const int64_t words = dim / P<W>;
   for (int64_t first = 0; first < words; first += LANES) {
     V a[LANES];
     for (int64_t i = 0; i < LANES; ++i)
       a[i] = i < count ? few((const float*)(keys + at[i] * dim) + first, words - first) : all(0.0f);
     transpose(a);
     for (int64_t j = 0; j < std::min<int64_t>(LANES, words - first); ++j) {
-      float* to = out + (first + j) * Form<W>::P * LANES;
+      float* to = out + (first + j) * P<W> * LANES;
       if constexpr (std::is_same_v<W, float>) {
         store(to, a[j]);
       } else {
@@ -513,6 +500,22 @@ void by_heads(int64_t heads, F&& use) {
   }
 }
 
+// Softmax of `count` scores; those behind, up to LANES, are -inf.
+inline void softmax(float* scores, int64_t count) {
+  V most = all(-INFINITY), sum = all(0.0f);
+  for (int64_t i = 0; i < count; i += LANES) most = larger(most, load(scores + i));
+  float lanes[LANES];
+  store(lanes, most);
+  const V top = all(*std::max_element(lanes, lanes + LANES));
+  for (int64_t i = 0; i < count; i += LANES) {
+    const V weight = exponential(load(scores + i) - top);
+    store(scores + i, weight);
+    sum = sum + weight;  // what is behind the last key adds less than a rounding
+  }
+  const V factor = all(1.0f / total(sum));
+  for (int64_t i = 0; i < count; i += LANES) store(scores + i, load(scores + i) * factor);
+}
+
 // The rows that each row sees, in the order of the cache.
 struct Seen {
   std::vector<int32_t> flat;
@@ -520,7 +523,7 @@ struct Seen {
   std::vector<int64_t> counts;
 
   explicit Seen(const Rows& r) {
-    const int64_t length = r.start + r.n, lists = r.seen_stride ? r.batch * r.n : r.n;
+    const int64_t length = r.start + r.n, lists = r.own_seen ? r.batch * r.n : r.n;
     flat.resize(r.seen ? lists * length : length);
     for (int64_t i = 0; i < lists; ++i) {
       int32_t *begin = flat.data() + (r.seen ? i * length : 0), *end = begin;
@@ -535,15 +538,6 @@ struct Seen {
     }
     if (!r.seen)
       for (int64_t j = 0; j < length; ++j) flat[j] = (int32_t)j;
-  }
-};
-
-// The last keys or values that were laid out: rows that begin with the same ones need no others.
-struct Block {
-  const int32_t* at = nullptr;
-  int64_t count = 0;
-  bool holds(const int32_t* wanted, int64_t n) const {
-    return n <= count && (at == wanted || !memcmp(at, wanted, n * sizeof(int32_t)));
   }
 };
 
@@ -564,15 +558,17 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
   float* sums = room<float, 3>(wanted * groups * padded);
   std::fill(sums, sums + wanted * groups * padded, 0.0f);
   std::fill(laid, laid + LANES * std::max(dim, padded), 0.0f);
-  // The last row of a chain sees the most: what is laid out for it serves those before.
+  // What is laid out serves all rows that begin with the same keys: the last of a chain sees most.
   const auto each = [&](auto&& lay_out, auto&& use) {
     for (int64_t block = 0; block < blocks; ++block) {
-      Block held;
+      const int32_t* held = nullptr;
+      int64_t held_count = 0;
       for (int64_t r = last; r-- > first;) {
         const int32_t* at = seen.rows[list + r] + block * LANES;
         const int64_t count = std::min<int64_t>(LANES, seen.counts[list + r] - block * LANES);
         if (count <= 0) continue;
-        if (!held.holds(at, count)) lay_out(at, count), held = {at, count};
+        if (count > held_count || memcmp(at, held, count * sizeof(int32_t)))
+          lay_out(at, count), held = at, held_count = count;
         by_heads(groups, [&](int64_t g, auto number) {
           const int64_t from = (r - first) * groups + g;
           use(r, g, number, count, scores + from * apart + block * LANES, sums + from * padded);
@@ -587,23 +583,8 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
          for (int h = 0; h < N; ++h)
            std::fill(score + h * apart + count, score + h * apart + LANES, -INFINITY);
        });
-  for (int64_t r = first; r < last; ++r)
-    for (int64_t g = 0; g < groups; ++g) {
-      float* score = scores + ((r - first) * groups + g) * apart;
-      const int64_t length = (seen.counts[list + r] + LANES - 1) / LANES * LANES;
-      V most = all(-INFINITY), sum = all(0.0f);
-      for (int64_t i = 0; i < length; i += LANES) most = larger(most, load(score + i));
-      float lanes[LANES];
-      store(lanes, most);
-      const V top = all(*std::max_element(lanes, lanes + LANES));
-      for (int64_t i = 0; i < length; i += LANES) {
-        const V weight = exponential(load(score + i) - top);
-        store(score + i, weight);
-        sum = sum + weight;  // what is beyond the last key adds less than a rounding
-      }
-      const V factor = all(1.0f / total(sum));
-      for (int64_t i = 0; i < length; i += LANES) store(score + i, load(score + i) * factor);
-    }
+  for (int64_t query = 0; query < wanted * groups; ++query)
+    softmax(scores + query * apart, seen.counts[list + first + query / groups]);
   each(
       [&](const int32_t* at, int64_t count) {
         for (int64_t i = 0; i < count; ++i)
@@ -612,17 +593,15 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
       [&](int64_t, int64_t, auto number, int64_t count, float* weights, float* to) {
         weighted<decltype(number)::value>(weights, apart, count, laid, padded, to);
       });
-  for (int64_t r = first; r < last; ++r)
-    for (int64_t g = 0; g < groups; ++g)
-      memcpy(out + r * s.heads * dim + (head * groups + g) * dim,
-             sums + ((r - first) * groups + g) * padded, dim * sizeof(float));
+  for (int64_t query = 0; query < wanted * groups; ++query)
+    memcpy(out + ((first + query / groups) * s.heads + head * groups + query % groups) * dim,
+           sums + query * padded, dim * sizeof(float));
 }
 
 // Layers ------------------------------------------------------------------------------------------
 
 template <class W>
 void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& rows, int64_t count) {
-  using X = typename Form<W>::X;
   Team team(rows.threads);
   const Seen seen(rows);
   const Tiles tiles(rows.batch * rows.n);
@@ -631,7 +610,7 @@ void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& row
   const int64_t widest = std::max<int64_t>({s.hidden, width, s.inner});
   float* y = room<float, 4>(total_rows * std::max<int64_t>(wide_qkv, 2 * s.inner));
   float* mixed = room<float, 5>(total_rows * width);
-  X* x = room<X, 6>(total_rows * steps_of<W>(widest) * Form<W>::P);
+  X<W>* x = room<X<W>, 6>(total_rows * steps_of<W>(widest) * P<W>);
   const auto norm_and_lay = [&](const float* weight, float eps) {
     team.run(total_rows, [&](int64_t row) {
       float* line = room<float, 7>(s.hidden);
@@ -648,7 +627,7 @@ void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& row
                 false);
     team.run(total_rows, [&](int64_t row) {
       const int64_t b = row / rows.n, i = row % rows.n;
-      const int64_t position = rows.positions[b * rows.position_stride + i] * s.rotated;
+      const int64_t position = rows.positions[rows.own_positions ? row : i] * s.rotated;
       float* states = y + row * wide_qkv;
       for (int64_t h = 0; h < s.heads + s.kv_heads; ++h) {
         const bool query = h < s.heads;
@@ -671,7 +650,7 @@ void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& row
       const int64_t first = task % parts * TOGETHER;
       const int64_t last = std::min<int64_t>(rows.n, first + TOGETHER);
       const int64_t from = (b * s.kv_heads + h) * capacity * s.dim;
-      attend<W>(s, seen, rows.seen_stride ? b * rows.n : 0, first, last, h,
+      attend<W>(s, seen, rows.own_seen ? b * rows.n : 0, first, last, h,
                 y + b * rows.n * wide_qkv, wide_qkv, keys + from, values + from,
                 mixed + b * rows.n * width);
     });
@@ -696,7 +675,7 @@ void run_linear(int64_t n, int64_t inputs, int64_t outputs, int threads, const v
                 const float* bias, const float* x, float* y) {
   Team team(threads);
   const Tiles tiles(n);
-  auto* laid = room<typename Form<W>::X, 6>(n * steps_of<W>(inputs) * Form<W>::P);
+  X<W>* laid = room<X<W>, 6>(n * steps_of<W>(inputs) * P<W>);
   team.run(n, [&](int64_t row) { lay<W>(x + row * inputs, inputs, tiles, row, laid); });
   multiply<W>(team, (const W*)weight, laid, n, inputs, outputs, bias, y, false);
 }

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -43,39 +43,23 @@ class Unavailable(Exception):
     """Why there is no library."""
 
 
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "out", "gate_up", "down")),
-        *((f"{name}_bias", c_void_p) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
-        *((name, c_float) for name in ("eps", "mlp_eps", "q_eps", "k_eps")),
-    ]
+def _structure(**fields: str) -> Any:
+    """Return the structure with fields of these names, kind by kind, as the source has it."""
+    kinds = {"pointers": c_void_p, "floats": c_float, "ints": c_int32, "longs": c_int64}
+    parts = [(n, kinds[kind]) for kind, names in fields.items() for n in names.split()]
+    return type("Structure", (ctypes.Structure,), {"_fields_": parts})
 
 
-class _Shape(ctypes.Structure):
-    _fields_ = [
-        *(
-            (name, c_int32)
-            for name in ("bytes", "hidden", "heads", "kv_heads", "dim", "inner", "rotated")
-        ),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-    ]
-
-
-class _Held(ctypes.Structure):
-    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("capacity", c_int64)]
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("batch", "n", "start", "threads")),
-        ("positions", c_void_p),
-        ("position_stride", c_int64),
-        ("seen", c_void_p),
-        ("seen_stride", c_int64),
-        ("states", c_void_p),
-    ]
+_Layer = _structure(
+    pointers="qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias norm mlp_norm q_norm"
+    " k_norm",
+    floats="eps mlp_eps q_eps k_eps",
+)
+_Shape = _structure(ints="bytes hidden heads kv_heads dim inner rotated", pointers="cos sin")
+_Held = _structure(pointers="keys values", longs="capacity")
+_Rows = _structure(
+    ints="batch n start threads", pointers="positions seen states", longs="own_positions own_seen"
+)
 
 
 # The library --------------------------------------------------------------------------------------
@@ -130,7 +114,7 @@ def _compiler() -> list[str]:
 
 
 def _compile(command: Sequence[str], path: Path) -> None:
-    """Write a library with the hash of its bytes behind it, for one cut short kills who loads it."""
+    """Write a library and the hash of its bytes: to load one that was cut short is fatal."""
     done = subprocess.run([*command, str(SOURCE), "-o", str(path)], capture_output=True, text=True)
     if done.returncode:
         first = next((x for x in done.stderr.splitlines() if "error" in x), "it failed")
@@ -185,6 +169,16 @@ def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
     packed = torch.empty(words.shape, dtype=torch.int32)
     made.large_pages(_address(packed), c_int64(packed.nbytes))
     return packed.copy_(words)
+
+
+def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return x -> x w^T in the dtype of the weight, which nobody writes into: a `Product` where
+    there can be one."""
+    made = library() if weight.device.type == "cpu" and weight.dtype in DTYPES else None
+    if made is None:
+        return lambda x: F.linear(x, weight)
+    product = Product(made, [weight], [None])
+    return lambda x: product(x).to(weight.dtype)
 
 
 def _address(tensor: Tensor | None) -> c_void_p:
@@ -245,7 +239,7 @@ class NativeLlama:
         )
         self._sample = self._made.sampled(*self._watched)
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, layer: Any) -> Any:
         attention, mlp = layer.self_attn, layer.mlp
         joined = (
             (attention.q_proj, attention.k_proj, attention.v_proj),
@@ -254,9 +248,8 @@ class NativeLlama:
             (mlp.down_proj,),
         )
         products = [Product(self._made, [x.weight for x in p], [x.bias for x in p]) for p in joined]
-        names = ("q_norm", "k_norm")
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
-        norms += [getattr(attention, name, None) for name in names]
+        norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         vectors = [None if norm is None else norm.weight.detach().float() for norm in norms]
         read = [product.packed for product in products] + [x.bias for x in products] + vectors
         self._kept += read
@@ -281,11 +274,9 @@ class NativeLlama:
             part.capacity = layer.keys.shape[2]
         positions = rows.positions.contiguous()
         seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
-        call = _Rows(batch, n, start, torch.get_num_threads())
-        call.positions, call.position_stride = positions.data_ptr(), n * (len(positions) > 1)
-        if seen is not None:
-            call.seen, call.seen_stride = seen.data_ptr(), seen[0].numel() * (len(seen) > 1)
-        call.states = x.data_ptr()
+        read = map(_address, (positions, seen, x))
+        each = (part is not None and len(part) > 1 for part in (positions, seen))
+        call = _Rows(batch, n, start, torch.get_num_threads(), *read, *each)
         byref = ctypes.byref
         first = byref(self._layers, layers.start * ctypes.sizeof(_Layer))
         self._made.run(byref(self._shape), first, held, byref(call), c_int64(len(layers)))
@@ -301,4 +292,3 @@ class NativeLlama:
     def head(self, normed: Tensor) -> Tensor:
         """[..., H] -> logits [..., V] float32."""
         return self._head(normed)
-

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config
-from transformers import Qwen2ForCausalLM as Qwen2
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from decoding.models import native
 from decoding.models.batched_lm import BatchedLM
@@ -28,7 +35,12 @@ BIASED = dict(attention_bias=True, mlp_bias=True)
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "odd sizes": lambda: LlamaForCausalLM(LlamaConfig(**ODD, num_attention_heads=5, **BIASED)),
     "even sizes": lambda: LlamaForCausalLM(LlamaConfig(**EVEN, num_attention_heads=6)),
-    "qwen2": lambda: Qwen2(Qwen2Config(**EVEN | dict(head_dim=18), num_attention_heads=4)),
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**EVEN | dict(head_dim=18), num_attention_heads=4)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**EVEN | dict(head_dim=22), num_attention_heads=2)
+    ),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HERE = native.variants_here()
