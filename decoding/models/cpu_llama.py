@@ -1,4 +1,5 @@
-"""The forward of a Llama on the CPU, one matrix product after another.
+"""The forward of a Llama on the CPU, in C++ where `native` has a library for the processor, else
+one matrix product after another.
 
 With weights packed (`decoding.models.packing`) the products of a small model's layer take no longer
 than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the products of one input
