@@ -11,7 +11,6 @@
 // front to back while its sums stay in registers, for up to MOST rows at a time.
 
 #include <immintrin.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -718,12 +717,6 @@ uint64_t sampled(const uint8_t* const* arrays, const int64_t* bytes, int64_t cou
     }
   }
   return hash;
-}
-
-// Ask for large pages in memory that is still untouched.
-void large_pages(uint8_t* start, int64_t bytes) {
-  const int64_t page = 1 << 21, skip = -(intptr_t)start & (page - 1);
-  if (bytes > 2 * page) madvise(start + skip, (bytes - skip) / page * page, MADV_HUGEPAGE);
 }
 
 }  // extern "C"

@@ -166,9 +166,7 @@ def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
     block, together = made.block(), 4 // weight.element_size()
     weight = F.pad(weight, (0, -weight.shape[1] % together, 0, -weight.shape[0] % block))
     words = weight.view(torch.int32).unflatten(0, (-1, block)).transpose(1, 2)
-    packed = torch.empty(words.shape, dtype=torch.int32)
-    made.large_pages(_address(packed), c_int64(packed.nbytes))
-    return packed.copy_(words)
+    return words.contiguous()
 
 
 def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -274,6 +272,7 @@ class NativeLlama:
             part.capacity = layer.keys.shape[2]
         positions = rows.positions.contiguous()
         seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
+        assert positions.shape[1] == n and (seen is None or seen.shape[1:] == (n, start + n))
         read = map(_address, (positions, seen, x))
         each = (part is not None and len(part) > 1 for part in (positions, seen))
         call = _Rows(batch, n, start, torch.get_num_threads(), *read, *each)
