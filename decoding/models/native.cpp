@@ -54,6 +54,10 @@ inline V merged_high(V a, V b) {
 #endif
 inline V load(const float* p) { return OF(loadu_ps)(p); }
 inline void store(float* p, V v) { OF(storeu_ps)(p, v); }
+inline V kept(V v) {  // in a register, instead of read again for each use
+  asm("" : "+v"(v));
+  return v;
+}
 inline V all(float x) { return OF(set1_ps)(x); }
 inline V fma(V a, V b, V c) { return OF(fmadd_ps)(a, b, c); }
 inline V larger(V a, V b) { return OF(max_ps)(a, b); }  // b where one is no number
@@ -453,7 +457,7 @@ void scored(const float* queries, int64_t dim, const float* keys, float* scores,
   V even[N], odd[N];  // dim is even
   for (int h = 0; h < N; ++h) even[h] = odd[h] = all(0.0f);
   for (int64_t i = 0; i < dim; i += 2) {
-    const V a = load(keys + i * LANES), b = load(keys + (i + 1) * LANES);
+    const V a = kept(load(keys + i * LANES)), b = kept(load(keys + (i + 1) * LANES));
     for (int h = 0; h < N; ++h) {
       even[h] = fma(all(queries[h * dim + i]), a, even[h]);
       odd[h] = fma(all(queries[h * dim + i + 1]), b, odd[h]);
@@ -474,7 +478,7 @@ void weighted(const float* weights, int64_t apart, int64_t count, const float* v
       for (int j = 0; j < M; ++j) sum[h][j] = load(out + h * size + first + j * LANES);
     for (int64_t i = 0; i < count; ++i)
       for (int j = 0; j < M; ++j) {
-        const V value = load(values + i * size + first + j * LANES);
+        const V value = kept(load(values + i * size + first + j * LANES));
         for (int h = 0; h < N; ++h)
           sum[h][j] = fma(all(weights[h * apart + i]), value, sum[h][j]);
       }
