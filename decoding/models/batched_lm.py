@@ -23,8 +23,8 @@ class BatchedLM:
     the same column.
 
     A finished sequence is handed to the `CachedLM`, which goes on from its cached rows. Outputs
-    arrive on that `CachedLM`'s `output_device`. Results equal those of one sequence up to rounding
-    (about 1e-6 relative in float32)."""
+    arrive on that `CachedLM`'s `output_device`. Results equal those of one sequence, up to
+    rounding (about 1e-6 relative in float32) where no `NativeLlama` computes them."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The forward of a Llama on the CPU, one matrix product after another.
+"""The forward of a Llama on the CPU, in C++ where `native` has a library for the processor, else
+one matrix product after another.
 
 With weights packed (`decoding.models.packing`) the products of a small model's layer take no longer
 than what surrounds them: wrappers, hooks, masks, norms in six steps. Here the products of one input
@@ -17,16 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch, state_of
 from decoding.models.forward import Rows, TransformersForward, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
+from decoding.models.native import NativeLlama, takes
 from decoding.models.packing import PackedLinear, refresh
 
-FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM)  # the same layers, but for biases
+# The same layers, but for biases and norms of queries and keys.
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FIXED_ROTATIONS = {
     "default",
     "linear",
@@ -45,21 +54,31 @@ class LlamaForward(Watch):
         self._max_length, self._joins = max_length, joins
         self._half, self._pause = -1, nothing
         self._slow = TransformersForward(model)
+        self._native: NativeLlama | None = None
         self._plain = self.plain()
 
     def plain(self) -> bool:
         """Whether the model still `fits`; made anew of its weights where they are others."""
         bare, same = self.look()
         self._plain = bare and (same or fits(self._model))
-        if self._plain and not same:
+        written = same and self._native is not None and self._native.written()
+        if self._plain and (written or not same):
             self._take(self._model.model)
             self.note()
-        if self._plain:
+        if self._plain and self._native is None:
             refresh([*self._model.modules(), *(part for x in self._layers for part in x.linears)])
         return self._plain
 
     def _take(self, body: Any) -> None:
         self._embedding: nn.Embedding = body.embed_tokens
+        self._native = None  # before the new one, so that there are never two
+        if takes(self._model):
+            for part in self._model.modules():
+                if isinstance(part, PackedLinear):
+                    part.unpack()
+            rotation = rotations(body.rotary_emb, self._max_length, torch.float32)
+            self._native = NativeLlama(self._model, rotation)
+            return
         self._norm = RMSNorm(body.norm)
         self._layers = [DecoderLayer(layer, self._joins) for layer in body.layers]
         self._rotation = rotations(body.rotary_emb, self._max_length, self._model.dtype)
@@ -67,7 +86,7 @@ class LlamaForward(Watch):
     @contextmanager
     def pausing(self, pause: Callable[[], None]) -> Iterator[None]:
         """Call `pause` between the first and the second half of the layers."""
-        self._half, self._pause = len(self._layers) // 2, pause
+        self._half, self._pause = len(self._model.model.layers) // 2, pause
         try:
             yield
         finally:
@@ -83,6 +102,8 @@ class LlamaForward(Watch):
             return self._slow(rows, cache, hidden, logits)
         x = F.embedding(rows.tokens, self._embedding.weight)
         x = x if rows.added is None else x + rows.added
+        if self._native is not None:
+            return self._run(self._native, x.float(), rows, cache, hidden, logits)
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
         mask = None if rows.mask is None else folded(rows.mask, self._layers[0].groups)
         last = len(self._layers)
@@ -99,6 +120,37 @@ class LlamaForward(Watch):
         x = picked(x, logits)
         x = x if last in wanted else self._norm(x)
         return self._model.lm_head(x), [found[index] for index in wanted]
+
+    def _run(
+        self,
+        native: NativeLlama,
+        x: Tensor,
+        rows: Rows,
+        cache: BufferCache,
+        hidden: Sequence[int],
+        logits: RowsWanted,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run the rows in C++. x: [B, n, H] float32, the embeddings; it is written.
+
+        Logits are float32; hidden states have the model's dtype."""
+        last, dtype = len(self._model.model.layers), self._model.dtype
+        wanted = [layer % (last + 1) for layer in hidden]
+        found: dict[int, Tensor] = {}
+        done = 0
+        for stop in sorted({last, *wanted, *({self._half} - {-1})}):
+            if stop > done:
+                native.run(x, rows, cache, range(done, stop))
+                done = stop
+            if stop == self._half:
+                self._pause()
+            if stop in wanted and stop < last:
+                found[stop] = x.to(dtype, copy=True)
+        if last in wanted:
+            x = native.normed(x)
+            found[last] = x.to(dtype)
+        x = picked(x, logits)
+        scores = native.head(x if last in wanted else native.normed(x))
+        return scores, [found[index] for index in wanted]
 
 
 def nothing() -> None:
@@ -289,12 +341,13 @@ def _parts(head: type[nn.Module]) -> dict[type[nn.Module], dict[str, type[nn.Mod
     ends = {"norm": norm, "rotary_emb": rotary}
     norms = {"input_layernorm": norm, "post_attention_layernorm": norm}
     products = {f"{part}_proj": nn.Linear for part in ("gate", "up", "down")}
+    of_heads = {"q_norm": norm, "k_norm": norm} if head is Qwen3ForCausalLM else {}
     return {
         head: {"model": body, "lm_head": nn.Linear},
         body: {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, **ends},
         nn.ModuleList: {"*": layer},
         layer: {"self_attn": attention, "mlp": mlp, **norms},
-        attention: {f"{part}_proj": nn.Linear for part in "qkvo"},
+        attention: {**{f"{part}_proj": nn.Linear for part in "qkvo"}, **of_heads},
         mlp: {**products, "act_fn": type(ACT2FN["silu"])},
     }
 

@@ -41,17 +41,21 @@ class BufferLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start, n = self.length, key_states.shape[-2]
-        end = start + n
-        if end > self.keys.shape[-2]:
-            self.keys = _grown(self.keys, start, self._capacity(end))
-            self.values = _grown(self.values, start, self._capacity(end))
+        start, n = self.reserve(key_states, value_states), key_states.shape[-2]
         self.keys.narrow(2, start, n).copy_(key_states)
         self.values.narrow(2, start, n).copy_(value_states)
-        self.length = end
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
+        return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
+
+    def reserve(self, key_states: Tensor, value_states: Tensor) -> int:
+        """Count rows of these shapes as cached, which the caller writes. Return their start."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.length
+        self.length = start + key_states.shape[-2]
+        if self.length > self.keys.shape[-2]:
+            self.keys = _grown(self.keys, start, self._capacity(self.length))
+            self.values = _grown(self.values, start, self._capacity(self.length))
+        return start
 
     def _capacity(self, needed: int) -> int:
         return self._planned if needed <= self._planned else needed + min(max(needed, 256), SPARE)

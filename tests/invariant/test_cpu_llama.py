@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from decoding.interfaces import LMOutput
@@ -49,6 +51,7 @@ MODELS: dict[str, PreTrainedModel] = {
     "one key per query": LlamaForCausalLM(LlamaConfig(**{**SMALL, "num_key_value_heads": 4})),
     "scaled rotation": LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=SCALED)),
     "qwen2": Qwen2ForCausalLM(Qwen2Config(**SMALL)),
+    "qwen3": Qwen3ForCausalLM(Qwen3Config(**SMALL)),
     "mistral": MistralForCausalLM(MistralConfig(**SMALL)),
 }
 

@@ -14,8 +14,9 @@ embedding instead of joined with it, so that training can start from an ordinary
 zeros)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_model import beside
+from decoding.models.native import linear
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
@@ -83,13 +85,17 @@ class FeatureMaps:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.from_states, self.from_own
 
+    @cached_property
+    def _products(self) -> list[Callable[[Tensor], Tensor]]:
+        return [linear(tensor) for tensor in self.tensors]
+
     def of_target(self, states: Tensor) -> Tensor:
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
         scaled = F.rms_norm(wide, states.shape[-1:], eps=EPS).to(self.from_states)
-        return F.linear(scaled.flatten(-2), self.from_states)
+        return self._products[0](scaled.flatten(-2))
 
     def of_own(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden.to(self.from_own), self.from_own)
+        return self._products[1](hidden.to(self.from_own))
 
 
 def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
