@@ -8,7 +8,7 @@ from typing import Annotated
 from decoding.engines.request import Engine, RequestState, prefill
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler, Warp
-from decoding.trace import RoundTrace, Stopwatch
+from decoding.trace import RoundTrace
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class AutoregressiveEngine(Engine):
         self, request: RequestState, sampler: Sampler
     ) -> Iterator[Callable[[], RoundTrace]]:
         prefill(self.pair.target, request.committed)
-        watch = Stopwatch()
+        watch = request.watch
 
         def decode_round() -> RoundTrace:
             with watch.stage("target"):

@@ -54,7 +54,7 @@ class LookaheadEngine(Engine):
         prefill(self.pair.target, request.committed)
         pool, window = NgramPool(self.guesses), Window(prompt, self.window, self.ngram)
         self._pool_text(pool, prompt, new=len(prompt))
-        yield partial(self._round, request, pool, window, Stopwatch(), sampler)
+        yield partial(self._round, request, pool, window, request.watch, sampler)
 
     def _round(
         self,

@@ -24,7 +24,7 @@ from decoding.engines.threads import Workers, both, threads_of_draft
 from decoding.interfaces import Classes, DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.policy import ALL
-from decoding.trace import STAGES, RoundTrace, Span, Stage, StageTrace, Stopwatch
+from decoding.trace import STAGES, RoundTrace, Span, Stage, StageTrace
 from decoding.verification import DraftPath, WarpedRows
 from decoding.verifiers.tree_walk import run_trials, trials_of
 
@@ -144,7 +144,7 @@ class _Session:
         gamma, predicted = engine.branching.gamma_max, engine.classes.trained_gamma is not None
         self.continuation = tokens_after_candidate(gamma, predicted, engine.a_priori)
         self.sampler = sampler.fork()
-        self.watch = Stopwatch()
+        self.watch = request.watch
         self.round = 0
         self.pending: Pending | None = None
         prompt = request.committed

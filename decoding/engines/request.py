@@ -15,7 +15,7 @@ from torch import Tensor
 from decoding.draft import RoundContext
 from decoding.interfaces import LM, Pair
 from decoding.sampling import Sampler
-from decoding.trace import RoundTrace, Trace
+from decoding.trace import RoundTrace, Stopwatch, Trace
 from runtime.errors import UserError
 
 Prompt = Sequence[int] | Tensor
@@ -30,7 +30,7 @@ committed text alone, so the distribution stays that of the target stopped in th
 class RequestState:
     """The state of a request. text: [n + max_new] int64, prompt and output so far, then room for
     the rest; committed: its first n; max_new: tokens that may still be committed; verdicts,
-    draft_context: as in `RoundContext`; began: `perf_counter` at the start."""
+    draft_context: as in `RoundContext`; began: `perf_counter` at the start; watch: times rounds."""
 
     text: Tensor
     committed: Tensor
@@ -42,6 +42,7 @@ class RequestState:
     draft_context: int | None = None
     warned: bool = False
     began: float = field(default_factory=perf_counter)
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     @classmethod
     def open(
@@ -183,6 +184,7 @@ class Engine(ABC):
             prompt_tokens, rounds = len(request.committed), list[RoundTrace]()
             with self.session(request, sampler) as decode_round:
                 prefill_seconds = perf_counter() - request.began
+                request.watch.lap()
                 while not request.finished:
                     rounds.append(decode_round())
             tokens = request.committed[prompt_tokens:].tolist()

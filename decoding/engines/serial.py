@@ -69,7 +69,7 @@ class SerialEngine(Engine):
         hidden = prefill(self.pair.target, request.committed, self.target_layers)
         if self.runs_draft:  # after the target, whose states a draft may read
             prefill(self.pair.draft, request.committed)
-        watch, rounds = Stopwatch(), count()
+        watch, rounds = request.watch, count()
 
         def decode_round() -> RoundTrace:
             nonlocal hidden

@@ -1,6 +1,6 @@
 """Hand-made evaluations for figures, and what figures hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
