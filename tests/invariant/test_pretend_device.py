@@ -208,6 +208,24 @@ def test_a_host_tensor_mixed_in_is_caught() -> None:
             decoded(pair, "chain x token", Warp())
 
 
+FAULTS: dict[str, tuple[str, Callable]] = {
+    "an item per number": ("lm_head", lambda states: [row.amax().item() for row in states[0]]),
+    "a hidden state copied to the host": ("model.norm", lambda states: states.cpu()),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_the_target_breaks_a_bound(name: str) -> None:
+    where, look = FAULTS[name]
+    with pretend():
+        pair = pair_on("cuda:0", "cuda:0")
+        module = pair.target.model.get_submodule(where)
+        module.register_forward_hook(lambda *given: [look(given[2])] and None)
+        each = per_round(*decoded(pair, "chain x token", Warp()))
+    bounds = AT_MOST["chain x token"]
+    assert not all(value <= bound for value, bound in zip(each, bounds, strict=True))
+
+
 @pytest.mark.parametrize("side", ["target", "draft"])
 @pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier()])
 @pytest.mark.parametrize("warp", [Warp(), Warp(0.0)])
