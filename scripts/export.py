@@ -5,6 +5,7 @@
     python scripts/export.py serving=tensorrt_llm schedule=runs/schedule.json costs=runs/costs.json
     python scripts/export.py serving=deepspec confidences=checkpoints/confidences
     python scripts/export.py serving=transformers thresholds=runs/thresholds.json gamma=8
+    python scripts/export.py serving=llamacpp thresholds=runs/thresholds.json target_model=x.gguf
     python scripts/export.py serving=hub serving.checkpoint=checkpoints/hrad out=runs/published
 
 Give what there is of `confidences`, `costs`, `schedule` and `thresholds`. Writes to `out` the files
@@ -81,7 +82,10 @@ def main(settings: Export) -> None:
     text = made.page(name, command_line())
     with only_writer(out), replaced_folder(out, MARKER) as folder:
         for file, content in made.files.items():
-            (folder / file).write_text(content, encoding="utf-8")
+            if isinstance(content, str):
+                (folder / file).write_text(content, encoding="utf-8")
+            else:
+                content(folder / file)
         write_checksummed(folder / MARKER, made.facts(name, folder, command_line()))
         (folder / "README.md").write_text(text + "\n", encoding="utf-8")
     print(f"{text if settings.verbose else made.answer(name)}\nsaved in {out}")

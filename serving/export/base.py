@@ -3,7 +3,7 @@
 import json
 import pathlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -46,11 +46,11 @@ class Given:
 @dataclass
 class Export:
     """The result of an export. checked: version of the engine for which the files were checked;
-    files: their text by name; launch: lines to paste; left_out: inputs that could not be carried
-    over, or only with changes."""
+    files: by name, their text or what writes them; launch: lines to paste; left_out: inputs that
+    could not be carried over, or only with changes."""
 
     checked: str
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str | Callable[[pathlib.Path], None]] = field(default_factory=dict)
     launch: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
