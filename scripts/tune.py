@@ -207,14 +207,16 @@ def by_requests(cfg: DictConfig) -> None:
     from evaluation.batched.lengths import tuned
     from evaluation.replay.tune import chosen, out_file
     from evaluation.table import save
+    from runtime.files import table_beside
     from serving.schedule import Schedule, write_schedule
 
     out = out_file(cfg, f"schedule-{chosen('batch_cost')}")
+    table = table_beside(out)
     costs, details, measurements, text = tuned(cfg, chosen("batch_cost"))
     lengths = {size["requests"]: size["length"] for size in details["sizes"]}
     write_schedule(out, Schedule.at(lengths, costs), command_line(), details)
-    save(measurements, out.with_suffix(".parquet"))
-    print(f"\n{text}\n\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
+    save(measurements, table)
+    print(f"\n{text}\n\nsaved {out}, and the measurements in {table}")
 
 
 Ratios = Annotated[

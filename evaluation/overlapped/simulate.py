@@ -28,7 +28,7 @@ from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, 
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign_file, write_json
+from runtime.files import checked_folder, refuse_foreign_file, table_beside, write_json
 from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
 from runtime.text import printable
@@ -49,6 +49,7 @@ def simulate(cfg: DictConfig) -> None:
     """Write a table per speed ratio."""
     out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
     refuse_foreign_file(out, "tune")
+    parquet = table_beside(out)
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
     simulated = [Simulated.of(cfg, name) for name in cfg.methods]
@@ -56,12 +57,12 @@ def simulate(cfg: DictConfig) -> None:
         refuse_reading_draft(cfg)
     frames = swept(cfg, simulated, harvest, elsewhere)
     cells = {f"{c:g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
-    table.save(pd.concat(frames.values(), ignore_index=True), out.with_suffix(".parquet"))
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
     facts = {name: settings[name] for name in [*names, "methods"]}
     command = {"command": command_line()}
     write_json(out, {**command, **harvest.context, **facts, "cells": cells})
+    table.save(pd.concat(frames.values(), ignore_index=True), parquet)
     pages = [page(cfg, c, rows, simulated) for c, rows in cells.items()]
     heading = f"# {printable(harvest.pair.name)}"
     parts = [answer(cfg, cells), heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]
