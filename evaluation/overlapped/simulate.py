@@ -52,6 +52,7 @@ def simulate(cfg: DictConfig) -> None:
     parquet = table_beside(out)
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
+    read.warn_of_repeats(*((each, "all") for each in [harvest, *elsewhere]))
     simulated = [Simulated.of(cfg, name) for name in cfg.methods]
     if any(method.overlapped for method in simulated):
         refuse_reading_draft(cfg)

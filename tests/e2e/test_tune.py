@@ -20,7 +20,7 @@ from decoding.cost import write_cost
 from decoding.models.machine import processor
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import read_traces
-from evaluation.replay import check, thresholds
+from evaluation.replay import check, read, thresholds
 from evaluation.replay.read import read_table
 from predictors.base import load_predictor, read_config, save_predictor
 from runtime.json_files import write_checksummed
@@ -91,6 +91,15 @@ def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path) -> None:
     assert method["hrad"]["stop"]["confidence"]["threshold"] == chosen["hrad"]["threshold"]
     assert method["fixed"]["stop"]["gamma"] == chosen["fixed"]["threshold"]
     assert "confidence: stop.threshold=" in printed and "modelled" in printed
+
+
+def test_repeated_texts_are_a_warning(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "prompt_texts", lambda *_: [(1, 2), (3,), (1, 2)])
+    printed = run(tune, *arguments, "methods=[fixed]", "cost=c5")
+    for split in ("calibration", "test"):
+        assert f"warning: 1 of 3 prompts of data/greedy ({split}) repeat the text" in printed
 
 
 def test_choices_are_judged_on_other_harvests_as_well(arguments: list[str]) -> None:

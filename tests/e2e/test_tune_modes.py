@@ -101,7 +101,7 @@ def test_bad_settings_of_a_tree_end_with_one_line(
 # what=checkpoints ---------------------------------------------------------------------------------
 
 
-REPLAY = ("data=data/greedy", "cost=c10", "points=5")
+REPLAY = ("data=data/greedy", "cost=c10", "points=5", "warp=greedy")
 
 
 def swept(name: str, *grid: str) -> str:
@@ -191,10 +191,21 @@ def test_what_cannot_be_collected_ends_with_one_line(replaying: list[str], harve
         Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
         rewrite_checksum(Path("broken", name))
     shutil.rmtree("broken/value", ignore_errors=True)
-    run(collect, "folder=broken", "data=null", "out=runs/new/table.md")
+    printed = run(collect, "folder=broken", "data=null", "out=runs/new/table.md")
+    best = [f"{name} with an nll of 0.2500 ({name})" for name in ("hrad", "specdecpp")]
+    assert printed.startswith(f"\nLowest loss: {'; '.join(best)}.\n")
     row = cells("runs/new/table.md")[1]
     assert (row["auroc"], row["nll"]) == ("-", "0.2500")
     shutil.rmtree("runs/new")
+    for unread in ("thresholds=[0.5]", "gamma_max=2", "choose=train", "cost=c10", "points=3"):
+        message = refused(collect, "folder=broken", "data=null", unread)
+        assert f"{unread.split('=')[0]}: expected nothing with data=null, which" in message
+    message = refused(collect, "folder=broken", *REPLAY, "warp=default")
+    assert "warp: data/greedy was harvested with" in message
+    message = refused(collect, "folder=broken", *REPLAY, "~stop@rules.hrad")
+    assert "rules.hrad: expected the stop rule that asks checkpoints of hrad, got none" in message
+    message = refused(collect, "folder=broken", *REPLAY, "rules.hrad._target_=builtins.dict")
+    assert "rules.hrad: expected a rule that can be replayed, got dict" in message
     for argument in ("[]", "[2]", "0.5"):
         message = refused(collect, "folder=broken", *REPLAY, f"thresholds={argument}")
         assert message.startswith("error: thresholds: ")
