@@ -57,7 +57,7 @@ def simulate(cfg: DictConfig) -> None:
     if any(method.overlapped for method in simulated):
         refuse_reading_draft(cfg)
     frames = swept(cfg, simulated, harvest, elsewhere)
-    cells = {f"{c:g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
+    cells = {f"{c:.12g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
     facts = {name: settings[name] for name in [*names, "methods"]}
@@ -170,7 +170,7 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
             continue
         gamma, trained = gamma_of(cfg, name), read_config(folder, "checkpoint").get("gamma")
         branches = "gamma_max" in (cfg.method[name].get("structure") or {})
-        if branches and trained != gamma:
+        if branches and trained is not None and trained != gamma:
             raise UserError(
                 f"gammas.{name}: expected {trained}, the tokens that {folder} was trained for, got"
                 f" {gamma}. Give that, or another checkpoint"
@@ -277,7 +277,7 @@ def cell(
 
 def at(c: float) -> str:
     """Return the column of seconds at a speed ratio, in draft forwards."""
-    return f"{MODELLED} c={c:g}"
+    return f"{MODELLED} c={c:.12g}"
 
 
 # In words -----------------------------------------------------------------------------------------
@@ -289,7 +289,11 @@ def answer(cfg: DictConfig, cells: Mapping[str, Sequence[Mapping[str, Any]]]) ->
     for c, rows in cells.items():
         best = max(rows, key=lambda row: row["speedup"][0])
         value = "" if best["value"] is None else f" at {best['value']:.3g}"
-        parts.append(f"{best['method']}{value} for c = {c} ({times(Estimate(*best['speedup']))})")
+        named, speed = f"{best['method']}{value}", Estimate(*best["speedup"])
+        if speed.value > 1:
+            parts.append(f"{named} for c = {c} ({times(speed)})")
+        else:
+            parts.append(f"nothing for c = {c} ({named} is at {times(speed)})")
     judged = f"other prompts, of {', '.join(cfg.judge_data)}"
     if not cfg.judge_data:
         judged = "the same prompts, so likely optimistic: judge_data=[<harvest>] takes others"
