@@ -10,6 +10,7 @@ from pydantic import PositiveFloat, with_config
 
 from decoding.cost import CostTable, MeasuredCost
 from runtime.errors import UserError
+from runtime.job import command_of
 from runtime.json_files import STRICT, Form, Length, MeasuredChecksum, read_json, write_checksummed
 from runtime.settings.kinds import Count, NotNegative, Path, Positive
 
@@ -158,7 +159,7 @@ def read_batch_cost(
     file: Annotated[Path, "what batch_cost=measure has saved"], key: str = "batch_cost.file"
 ) -> MeasuredBatches:
     """Return the table of a file. Raises UserError naming `key` if it is missing."""
-    remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
+    remedy = f"Measure it: {command_of('tune', 'batch=[1,2,4]', 'batch_cost=measure')}"
     read = read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND)
     return MeasuredBatches(**vars(read.seconds), pair=read.pair, measured_on=read.measured_on)
 

@@ -30,7 +30,7 @@ from predictors.base import read_config
 from runtime.errors import UserError
 from runtime.files import checked_folder, refuse_foreign_file, table_beside, write_json
 from runtime.intervals import METHOD, Estimate
-from runtime.job import command_line
+from runtime.job import command_line, command_of
 from runtime.text import printable
 
 FIGURES = {
@@ -157,12 +157,13 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
     for other in elsewhere:
         refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
     longest = max(gamma_of(cfg, name) for name in cfg.methods)
+    longer = ("anchors.stride=1", f"gamma={longest + 1}")
     for each in [harvest, *elsewhere]:
         if longest >= each.gamma:
             raise UserError(
                 f"gamma: expected less than the {each.gamma} tokens of the harvest's rounds, got"
-                f" {longest}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
-                " gamma=..."
+                f" {longest}. Lower it, or harvest longer rounds:"
+                f" {command_of('gen_data', *longer, f'out={each.folder}-{longest + 1}')}"
             )
     folder = Path(cfg.checkpoint)
     for name in cfg.methods:

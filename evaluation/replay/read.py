@@ -29,6 +29,7 @@ from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
+from runtime.job import command_of
 
 RECORDED = {
     "tokens": "token",
@@ -177,8 +178,8 @@ def refuse_other_pair(
         part = unlike[0].name.removeprefix("pair.")
         raise UserError(
             f"{where} belongs to another {part} than the harvest of {harvested['name']}."
-            f" Give the pair that was harvested, or harvest this one:"
-            " python scripts/gen_data.py"
+            " Give the pair that was harvested, or harvest this one:"
+            f" {command_of('gen_data', 'anchors.stride=1', 'out=data/another')}"
         )
 
 
@@ -218,8 +219,8 @@ def read_table(
     if stride != 1:
         raise UserError(
             f"data: expected a round at every position, got one every {stride} in"
-            f" {harvest.folder}. Harvest them: python scripts/gen_data.py"
-            " anchors.stride=1 out=<another folder>"
+            f" {harvest.folder}. Harvest them:"
+            f" {command_of('gen_data', 'anchors.stride=1', f'out={harvest.folder}-rounds')}"
         )
     siblings = SIBLINGS[harvest.warps.draft.temperature == 0]
     read = (name for each in all_asked for name in each.columns)

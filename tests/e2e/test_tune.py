@@ -3,6 +3,7 @@ what was found; check=true; batch=[...], and what scripts/export.py makes of it.
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -239,6 +240,18 @@ def test_costs_are_measured_saved_and_read_again(arguments: list[str], worth: No
     write_cost(COSTS, saved)
     message = refused(tune, *arguments, "cost=measured")
     assert f"cost.file: {COSTS} belongs to another draft" in message
+
+
+def test_what_is_to_be_measured_is_a_whole_command(arguments: list[str]) -> None:
+    for group, missing in {"cost": [], "batch_cost": ["batch=[1,8]"]}.items():
+        given = ["methods=[fixed]", *missing]
+        message = refused(tune, *arguments, *given, f"{group}=measured", f"{group}.file=none.json")
+        command = shlex.split(message.partition(" Measure it: ")[2])
+        shared = ("pair", "dataset", "warp", "draft_warp", "splits", "data", "methods", "batch")
+        kept = [each for each in arguments if re.split("[.=]", each)[0] in shared]
+        kept = [each for each in kept if not each.startswith("methods=")]
+        assert command[:2] == ["python", "scripts/tune.py"]
+        assert sorted(command[2:]) == sorted([f"{group}=measure", *kept, *given])
 
 
 def test_thresholds_for_another_machine_get_their_own_file(arguments: list[str]) -> None:
