@@ -85,22 +85,26 @@ def unseen_prompts(harvest: Harvest, trained_on: Harvest, predictor: Predictor) 
     are too short."""
     refuse_other_distributions(harvest, trained_on)
     refuse_short_rounds(harvest, predictor)
-    seen = set(prompt_texts(trained_on))
-    unseen = torch.tensor([prompt not in seen for prompt in prompt_texts(harvest)])
-    data, home = harvest.folder, trained_on.folder
-    if not unseen.any():
+    new, data, home = unseen(harvest, trained_on), harvest.folder, trained_on.folder
+    if not new.any():
         raise UserError(
             f"drift: {data} holds no prompts besides those of {home}. Harvest others: "
             "python scripts/gen_data.py dataset=... out=..."
         )
-    print(f"drift: {int(unseen.sum())} of {len(unseen)} prompts of {data} are not in {home}")
-    return unseen
+    print(f"drift: {int(new.sum())} of {len(new)} prompts of {data} are not in {home}")
+    return new
 
 
-def prompt_texts(harvest: Harvest) -> Iterator[tuple[int, ...]]:
+def unseen(harvest: Harvest, home: Harvest) -> Tensor:
+    """Return which prompts are not in `home`, whatever the split, [prompts] bool."""
+    held = set(prompt_texts(home))
+    return torch.tensor([prompt not in held for prompt in prompt_texts(harvest)])
+
+
+def prompt_texts(harvest: Harvest, split: str = "all") -> Iterator[tuple[int, ...]]:
     """Yield the tokens of every prompt, in the order of the groups of `read_samples`. Ids need not
     be unique across data sets."""
-    for row in harvest.by_prompt("responses", "all", ["prompt_tokens"]):
+    for row in harvest.by_prompt("responses", split, ["prompt_tokens"]):
         yield tuple(row["prompt_tokens"].tolist())
 
 

@@ -10,6 +10,7 @@ from pydantic import PositiveFloat, with_config
 
 from decoding.cost import CostTable, MeasuredCost
 from runtime.errors import UserError
+from runtime.job import command_of
 from runtime.json_files import STRICT, Form, Length, MeasuredChecksum, read_json, write_checksummed
 from runtime.settings.kinds import Count, NotNegative, Path, Positive
 
@@ -125,6 +126,16 @@ class BatchTable:
             )
 
 
+@with_config(STRICT)
+@dataclass(frozen=True)
+class MeasuredBatches(BatchTable):
+    """A table that was measured. pair: identity of the pair; measured_on: `setup_facts` then; None:
+    not recorded."""
+
+    pair: Mapping[str, Any] | None = None
+    measured_on: Mapping[str, Any] | None = None
+
+
 def tabled(cost: BatchCost, sizes: Sequence[int], gamma: int) -> BatchTable:
     """Return any costs as a table for these `sizes` (requests) with 1 to gamma + 1 rows each."""
     rows, made = list(range(1, gamma + 2)), cast(Any, cost.made)
@@ -146,10 +157,11 @@ class BatchCostFile(Form):
 
 def read_batch_cost(
     file: Annotated[Path, "what batch_cost=measure has saved"], key: str = "batch_cost.file"
-) -> BatchTable:
+) -> MeasuredBatches:
     """Return the table of a file. Raises UserError naming `key` if it is missing."""
-    remedy = "Measure it: python scripts/tune.py batch=[1,2,4] batch_cost=measure"
-    return read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND).seconds
+    remedy = f"Measure it: {command_of('tune', 'batch=[1,2,4]', 'batch_cost=measure')}"
+    read = read_json(pathlib.Path(file), BatchCostFile, key, remedy, KIND)
+    return MeasuredBatches(**vars(read.seconds), pair=read.pair, measured_on=read.measured_on)
 
 
 def write_batch_cost(file: pathlib.Path, facts: Mapping[str, Any]) -> None:

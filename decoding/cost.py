@@ -17,6 +17,7 @@ from torch import Tensor
 from decoding.interfaces import LM
 from decoding.trace import Trace
 from runtime.errors import UserError
+from runtime.job import command_of
 from runtime.json_files import Form, MeasuredChecksum, read_json, write_checksummed
 from runtime.settings.kinds import MOST_NODES, Count, NotNegative, Path, Positive, Says
 
@@ -165,7 +166,7 @@ def read_cost(
 ) -> CostTable:
     """Return the table of a file written by cost=measure or by hand. Raises UserError naming `key`
     if it is missing."""
-    remedy = "Measure it: python scripts/tune.py cost=measure"
+    remedy = f"Measure it: {command_of('tune', 'cost=measure')}"
     read = read_json(pathlib.Path(file), CostFile, key, remedy, KIND)
     seconds, target = read.seconds.model_dump(exclude_unset=True), read.seconds.target
     if isinstance(target, dict):

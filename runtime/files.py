@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from runtime.errors import UserError
 
@@ -153,16 +153,49 @@ def checked_folder(key: str, value: str | Path, kind: str = "folder") -> Path:
 def refuse_foreign_file(path: Path, program: str, key: str = "out") -> None:
     """Raise UserError unless the file `path` is new or was written by `program` ("tune"), which its
     recorded command tells. Makes its folder."""
-    mark = rf"python (\S*/)?{program}\.py|draftpredict {program}\b".encode()
+    mark = rf"python (\S*/)?{program}\.py\b|draftpredict {program}\b"
     choose = f"Choose another {key}=<file>"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         foreign = path.is_symlink() or path.exists() and not path.is_file()
-        foreign = foreign or path.is_file() and not re.search(mark, path.read_bytes())
+        foreign = foreign or path.is_file() and not re.match(mark, _command(path))
     except OSError as error:
         raise UserError(f"{key}: {path} cannot be made ({error.strerror}). {choose}") from error
     if foreign:
         raise UserError(f"{key}: {path} holds something else, which would be lost. {choose}")
+
+
+def _command(path: Path) -> str:
+    """Return the command recorded in a file: by `command` of JSON or of a safetensors header, or by
+    the comment that ends a page; "" if there is none."""
+    content = path.read_bytes()
+    try:
+        with suppress(SafetensorError), safe_open(path, "np") as tensors:
+            return str(json.loads((tensors.metadata() or {})["command"]))
+        return str(json.loads(content)["command"])
+    except (ValueError, RecursionError):
+        comment = re.search(rb"^<!-- (.*) -->\s*\Z", content, re.MULTILINE)
+        return comment[1].decode(errors="replace") if comment else ""
+    except (KeyError, TypeError):
+        return ""
+
+
+def table_beside(out: Path) -> Path:
+    """Return the file of the table that is written with the JSON file `out`: its name with .parquet
+    in place of .json. Raises UserError for a table that stands there without `out`."""
+    if out.suffix == ".parquet":
+        raise UserError(
+            f"out: expected the name of a JSON file, got {out}, which a table has beside it. Choose"
+            " another out=<file>"
+        )
+    table = out.with_name(f"{out.name.removesuffix('.json')}.parquet")
+    written = table.is_file() and not table.is_symlink() and out.exists()
+    if os.path.lexists(table) and not written:
+        raise UserError(
+            f"out: {table}, the table beside {out}, holds something else, which would be lost."
+            " Choose another out=<file>"
+        )
+    return table
 
 
 def refuse_foreign(folder: Path, *marks: str, key: str = "out") -> None:

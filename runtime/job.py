@@ -17,6 +17,8 @@ from runtime.files import checked_folder, file_name
 ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
 
+SHARED = {"pair", "dataset", "warp", "draft_warp", "splits"}
+"""Keys that a harvest, tuning and decoding have in common."""
 
 _CALLED: list[str] = []  # the words of the command
 
@@ -35,6 +37,19 @@ def command_line() -> str:
     """Return the command that repeats this job: ``python scripts/tune.py ...`` or ``draftpredict
     tune ...``; for a job of a sweep, without the others."""
     return shlex.join(_CALLED or ["python", *sys.argv])
+
+
+def command_of(program: str, *settings: str) -> str:
+    """Return the command of a program ("tune") for the pair, distributions and prompts of this job,
+    and for the harvest and the methods of a job of the same program; what the job says wins over
+    `settings`."""
+    same = {"data", "methods", "batch"} if program == Path(*_CALLED[1:2]).stem else set[str]()
+    words = {word.partition("=")[0]: word for word in settings}
+    for word in _CALLED[2:]:
+        key = word.partition("=")[0]
+        if re.split(r"[.@]", key.lstrip("+~"))[0] in SHARED | same:
+            words[key] = word
+    return shlex.join(["python", f"scripts/{program}.py", *words.values()])
 
 
 def is_job() -> bool:

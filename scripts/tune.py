@@ -113,6 +113,32 @@ class BatchMeasuring(Group):
         return {} if rows == rising else {"rows": f"rising numbers from 1 on, such as {rising}"}
 
 
+TAKEN = {
+    "what_if": ["chosen"],
+    "rules": ["autoregressive"],
+    "calibrations": ["as logged", "position alone", "oracle"],
+}
+"""Names that results give to something else, by the setting that may not have them."""
+
+
+def taken(values: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the misfits of names that stand for two things in the results."""
+    names = {**TAKEN, "structures": list(values["rules"])}
+    twice = {key: sorted(set(each) & set(values[key])) for key, each in names.items()}
+    return {key: f"other names than {', '.join(each)}" for key, each in twice.items() if each}
+
+
+def unchecked(values: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the misfits of settings that check=true does not read."""
+    unread = {
+        "check": values["batch"] and "false with batch, which decodes nothing",
+        "judge_data": values["judge_data"] and "[] with check=true, which decodes one harvest's",
+        "methods": set(values["methods"]) & set(values["structures"])
+        and "names among rules with check=true, which compares no structure",
+    }
+    return {key: str(what) for key, what in unread.items() if what and values["check"]}
+
+
 class Tune(Replay):
     what: Annotated[Literal["thresholds"], MODES, WHAT]
     pair: Pair
@@ -179,13 +205,11 @@ class Tune(Replay):
             unknown = {"batch": f"numbers in rising order, such as {sorted(batch)}"}
         if values["scheduler"] and not batch:
             unknown = {"scheduler": "false without batch, the requests that it has"}
-        if batch and values["check"]:
-            unknown = {"check": "false with batch, which decodes nothing"}
         if batch and values["judge_data"] and not values["scheduler"]:
             unknown = {
                 "judge_data": "[] with batch, which judges on one harvest, or scheduler=true"
             }
-        return {**Replay.misfits(values), **unknown}
+        return {**Replay.misfits(values), **unknown, **taken(values), **unchecked(values)}
 
 
 @program(__file__, Tune)
@@ -207,14 +231,16 @@ def by_requests(cfg: DictConfig) -> None:
     from evaluation.batched.lengths import tuned
     from evaluation.replay.tune import chosen, out_file
     from evaluation.table import save
+    from runtime.files import table_beside
     from serving.schedule import Schedule, write_schedule
 
     out = out_file(cfg, f"schedule-{chosen('batch_cost')}")
+    table = table_beside(out)
     costs, details, measurements, text = tuned(cfg, chosen("batch_cost"))
     lengths = {size["requests"]: size["length"] for size in details["sizes"]}
     write_schedule(out, Schedule.at(lengths, costs), command_line(), details)
-    save(measurements, out.with_suffix(".parquet"))
-    print(f"\n{text}\n\nsaved {out}, and the measurements in {out.with_suffix('.parquet')}")
+    save(measurements, table)
+    print(f"\n{text}\n\nsaved {out}, and the measurements in {table}")
 
 
 Ratios = Annotated[

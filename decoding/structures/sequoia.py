@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, field_validator
 
 from decoding.sampling import hub_pair, without_replacement
 from decoding.structures.static_tree import StaticTree
+from runtime.job import command_of
 from runtime.json_files import MeasuredChecksum, OpenForm, read_json, write_checksummed
 from runtime.settings.kinds import Path
 
@@ -24,7 +25,7 @@ class Sequoia(StaticTree):
     sibling_samplers = (without_replacement, hub_pair)
 
     def __init__(self, tree: Annotated[Path, "file of a tree (scripts/tune.py what=tree)"]) -> None:
-        remedy = "Make one: python scripts/tune.py what=tree"
+        remedy = f"Make one: {command_of('tune', 'what=tree')}"
         super().__init__(
             read_json(pathlib.Path(tree), TreeFile, "structure.tree", remedy, KIND).parents
         )

@@ -12,7 +12,15 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from decoding.batch_cost import BatchCost, BatchTable, share, tabled, write_batch_cost
+from data_gen.storage.dataset import Harvest
+from decoding.batch_cost import (
+    BatchCost,
+    BatchTable,
+    MeasuredBatches,
+    share,
+    tabled,
+    write_batch_cost,
+)
 from decoding.models.cached_lm import CachedLM, Clock
 from decoding.models.forward import Rows, additive_mask, causal
 from decoding.models.kv_cache import BufferCache
@@ -23,7 +31,7 @@ from decoding.settings import Pair
 from evaluation.batched import scheduler
 from evaluation.page import lower, times
 from evaluation.replay import tuning
-from evaluation.replay.read import open_harvests, replayer
+from evaluation.replay.read import open_harvests, refuse_other_pair, replayer
 from evaluation.replay.tuning import Candidate, over_plain, ratio
 from evaluation.table import markdown, price, with_interval
 from runtime.errors import UserError
@@ -39,7 +47,7 @@ def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.Da
     every number of requests), the measurements of every length and way, and the text to print."""
     harvest, elsewhere = open_harvests(cfg)
     gamma = cfg.gamma_max or harvest.gamma
-    cost, rule = priced(cfg, gamma), {"fixed": instantiate(cfg.rules.fixed)}
+    cost, rule = priced(cfg, harvest, gamma), {"fixed": instantiate(cfg.rules.fixed)}
     costs = tabled(cost, cfg.batch, gamma)
     lengths = {
         split: tuning.candidates_of(cfg, rule, replayer(cfg, gamma, harvest, split))
@@ -56,7 +64,11 @@ def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.Da
         "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
-        "cost": {"name": name, "made": cost.made},
+        "cost": {
+            "name": name,
+            "made": cost.made,
+            "measured_on": cost.measured_on if isinstance(cost, MeasuredBatches) else None,
+        },
         "sizes": sizes,
         "scheduler": {
             where: [
@@ -168,11 +180,14 @@ def answer(sizes: Sequence[Mapping[str, Any]]) -> str:
 # Costs of forwards of many requests, measured -----------------------------------------------------
 
 
-def priced(cfg: DictConfig, gamma: int) -> BatchCost:
-    """Return the costs of the config, measured here if it says so. Raises UserError for fewer rows
-    than drafts of `gamma` tokens have."""
+def priced(cfg: DictConfig, harvest: Harvest, gamma: int) -> BatchCost:
+    """Return the costs of the config, measured here if it says so. Raises UserError for those of
+    another pair than the harvest's, and for fewer rows than drafts of `gamma` tokens have."""
     if "_target_" in cfg.batch_cost:
         cost: BatchCost = instantiate(cfg.batch_cost)
+        if isinstance(cost, MeasuredBatches) and cost.pair is not None:
+            where = f"batch_cost.file: {cfg.batch_cost.file}"
+            refuse_other_pair(cost.pair, harvest.context["pair"], where)
         return cost
     asked, file = cfg.batch_cost, Path(cfg.batch_cost.file)
     if (most := max(asked.rows)) <= gamma:
@@ -182,16 +197,18 @@ def priced(cfg: DictConfig, gamma: int) -> BatchCost:
         )
     refuse_foreign_file(file, "tune", "batch_cost.file")
     pair = load_pair(Pair.of(cfg.pair))
+    identity, setup = pair_identity(pair), setup_facts(pair)
+    refuse_other_pair(identity, harvest.context["pair"], f"pair: {cfg.pair.name}")
     table = measured(pair, cfg.batch, asked.rows, asked.context, asked.repeats)
     facts = {
         "seconds": asdict(table),
         "context": asked.context,
-        "pair": pair_identity(pair),
-        "measured_on": setup_facts(pair),
+        "pair": identity,
+        "measured_on": setup,
         "command": command_line(),
     }
     write_batch_cost(file, facts)
-    return table
+    return MeasuredBatches(**asdict(table), pair=identity, measured_on=setup)
 
 
 @torch.inference_mode()

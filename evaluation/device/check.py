@@ -42,7 +42,7 @@ from evaluation.decode import Engine
 from evaluation.lossless import greedy_differences
 from evaluation.table import markdown, summary, timed
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign
+from runtime.files import checked_folder, refuse_foreign, write_atomically
 from runtime.job import command_line
 from runtime.json_files import write_checksummed
 
@@ -428,7 +428,7 @@ def report(out: Path, facts: Mapping[str, Any]) -> str:
     out.mkdir(parents=True, exist_ok=True)
     write_checksummed(out / NAME, facts)
     text = page(facts)
-    (out / PAGE).write_text(text, encoding="utf-8")
+    write_atomically(out / PAGE, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return text
 
 

@@ -28,9 +28,9 @@ from evaluation.table import MODELLED, counted, over, prompts, ratio, ratio_of, 
 from evaluation.timeline import Devices, modelled_seconds
 from predictors.base import read_config
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign_file, write_json
+from runtime.files import checked_folder, refuse_foreign_file, table_beside, write_json
 from runtime.intervals import METHOD, Estimate
-from runtime.job import command_line
+from runtime.job import command_line, command_of
 from runtime.text import printable
 
 FIGURES = {
@@ -49,19 +49,21 @@ def simulate(cfg: DictConfig) -> None:
     """Write a table per speed ratio."""
     out, harvest = checked_folder("out", cfg.out, "file"), Harvest.open(cfg.data)
     refuse_foreign_file(out, "tune")
+    parquet = table_beside(out)
     elsewhere = [Harvest.open(folder, "judge_data") for folder in cfg.judge_data]
     check(cfg, harvest, elsewhere)
+    read.warn_of_repeats(*((each, "all") for each in [harvest, *elsewhere]))
     simulated = [Simulated.of(cfg, name) for name in cfg.methods]
     if any(method.overlapped for method in simulated):
         refuse_reading_draft(cfg)
     frames = swept(cfg, simulated, harvest, elsewhere)
-    cells = {f"{c:g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
-    table.save(pd.concat(frames.values(), ignore_index=True), out.with_suffix(".parquet"))
+    cells = {f"{c:.12g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
     facts = {name: settings[name] for name in [*names, "methods"]}
     command = {"command": command_line()}
     write_json(out, {**command, **harvest.context, **facts, "cells": cells})
+    table.save(pd.concat(frames.values(), ignore_index=True), parquet)
     pages = [page(cfg, c, rows, simulated) for c, rows in cells.items()]
     heading = f"# {printable(harvest.pair.name)}"
     parts = [answer(cfg, cells), heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]
@@ -155,12 +157,13 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
     for other in elsewhere:
         refuse_other_distributions(other, harvest, "judge_data", str(cfg.data))
     longest = max(gamma_of(cfg, name) for name in cfg.methods)
+    longer = ("anchors.stride=1", f"gamma={longest + 1}")
     for each in [harvest, *elsewhere]:
         if longest >= each.gamma:
             raise UserError(
                 f"gamma: expected less than the {each.gamma} tokens of the harvest's rounds, got"
-                f" {longest}. Lower it, or harvest longer rounds: python scripts/gen_data.py"
-                " gamma=..."
+                f" {longest}. Lower it, or harvest longer rounds:"
+                f" {command_of('gen_data', *longer, f'out={each.folder}-{longest + 1}')}"
             )
     folder = Path(cfg.checkpoint)
     for name in cfg.methods:
@@ -168,7 +171,7 @@ def check(cfg: DictConfig, harvest: Harvest, elsewhere: Sequence[Harvest]) -> No
             continue
         gamma, trained = gamma_of(cfg, name), read_config(folder, "checkpoint").get("gamma")
         branches = "gamma_max" in (cfg.method[name].get("structure") or {})
-        if branches and trained != gamma:
+        if branches and trained is not None and trained != gamma:
             raise UserError(
                 f"gammas.{name}: expected {trained}, the tokens that {folder} was trained for, got"
                 f" {gamma}. Give that, or another checkpoint"
@@ -275,7 +278,7 @@ def cell(
 
 def at(c: float) -> str:
     """Return the column of seconds at a speed ratio, in draft forwards."""
-    return f"{MODELLED} c={c:g}"
+    return f"{MODELLED} c={c:.12g}"
 
 
 # In words -----------------------------------------------------------------------------------------
@@ -287,7 +290,11 @@ def answer(cfg: DictConfig, cells: Mapping[str, Sequence[Mapping[str, Any]]]) ->
     for c, rows in cells.items():
         best = max(rows, key=lambda row: row["speedup"][0])
         value = "" if best["value"] is None else f" at {best['value']:.3g}"
-        parts.append(f"{best['method']}{value} for c = {c} ({times(Estimate(*best['speedup']))})")
+        named, speed = f"{best['method']}{value}", Estimate(*best["speedup"])
+        if speed.value > 1:
+            parts.append(f"{named} for c = {c} ({times(speed)})")
+        else:
+            parts.append(f"nothing for c = {c} ({named} is at {times(speed)})")
     judged = f"other prompts, of {', '.join(cfg.judge_data)}"
     if not cfg.judge_data:
         judged = "the same prompts, so likely optimistic: judge_data=[<harvest>] takes others"

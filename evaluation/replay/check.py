@@ -27,7 +27,7 @@ from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
 from decoding.stopping.policy import Policy
 from decoding.stopping.rollout_table import RolloutTable
-from decoding.trace import Trace
+from decoding.trace import RoundTrace, Trace
 from evaluation.replay.read import (
     engine,
     open_harvests,
@@ -78,22 +78,23 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
             " rounding"
         )
     prompts = list(islice(harvest.prompts("all"), cfg.check_prompts))
-    table = read_table(harvest, "all", stops.values(), Pair.of(cfg.pair))
-    rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, table)]
+    gamma, most = cfg.gamma_max or harvest.gamma, cfg.max_new_tokens or harvest.max_new_tokens
+    table = read_table(harvest, "all", stops.values(), Pair.of(cfg.pair)).shortened(most)
+    rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, gamma)]
     verdicts: Verdicts = {}
     with tqdm(total=len(rules) * len(prompts), desc="decode", unit="prompt") as bar:
         for name, value in rules:
             rule, rows = stops[name], list[dict[str, Any]]()
             policy = rule.policy(table)
-            counts, steps = Replayer(table, table.gamma).walk(policy, value)
+            counts, steps = Replayer(table, gamma).walk(policy, value)
             rounding = PREDICTIONS if rule.columns else VALUES
             replay = Replay(table, policy, steps, rounding)
             settings = OmegaConf.create(OmegaConf.to_container(cfg.rules[name], resolve=True))
             OmegaConf.update(settings, rule.setting, value)
-            decoder = engine(pair, instantiate(settings), harvest.gamma, GREEDY, GREEDY)
+            decoder = engine(pair, instantiate(settings), gamma, GREEDY, GREEDY)
             for index, prompt in enumerate(prompts):
                 sampler = Sampler.seeded(0)
-                trace = decoder.decode(prompt.prompt_tokens, harvest.max_new_tokens, sampler)
+                trace = decoder.decode(prompt.prompt_tokens, most, sampler)
                 replayed, decoded = counts_of(counts, index), counted(trace)
                 row = {"prompt": prompt.prompt_id, "equal": replayed == decoded}
                 row |= {"replayed": replayed, "decoded": decoded}
@@ -101,14 +102,14 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
                     row["reason"] = reason(pair, replay, index, prompt, trace)
                 rows.append(row)
                 bar.update()
-            verdicts[f"{name} {value:.3g}"] = rows
+            verdicts[f"{name} {value:.12g}"] = rows
     return verdicts
 
 
-def values(cfg: DictConfig, stop: TunableRule, table: RolloutTable) -> list[float]:
+def values(cfg: DictConfig, stop: TunableRule, gamma: int) -> list[float]:
     """Return `cfg.check_values` values of the rule's grid, evenly spaced, without its ends if
     possible."""
-    grid, count = list(stop.grid(cfg.points, table.gamma)), cfg.check_values + 1
+    grid, count = list(stop.grid(cfg.points, gamma)), cfg.check_values + 1
     numbers = dict.fromkeys(part * (len(grid) - 1) // count for part in range(1, count))
     return [grid[number] for number in numbers]
 
@@ -147,7 +148,7 @@ def reason(
     replayed = [step.of(index) for step in replay.steps if step.live[index]]
     pairs = list(zip(replayed, decoded, strict=False))
     texts = enumerate(zip(prompt.response_tokens, trace.tokens, strict=False))
-    parted = next((place for place, (one, other) in texts if one != other), math.inf)
+    parted = next((place for place, (one, other) in texts if one != other), len(trace.tokens))
     ends = accumulate(len(round_.tokens) for round_ in trace.rounds)
     differs = (
         n
@@ -157,19 +158,25 @@ def reason(
     number = next(differs, len(pairs))
     between, gap, rounding = "rounds that agree", math.nan, 0.0
     if number < len(pairs):
-        start = replayed[number][0]
-        text = torch.tensor(prompt.prompt_tokens + trace.tokens[:start], dtype=torch.long)
-        between, gap, rounding = decision(pair, replay, index, number, trace, text)
+        start, round_ = replayed[number][0], trace.rounds[number]
+        parts = parted < start + len(round_.tokens)
+        before = prompt.prompt_tokens + trace.tokens[: parted if parts else start]
+        text = torch.tensor(before, dtype=torch.long)
+        between, gap, rounding = (
+            target_decision(pair, text)
+            if parts
+            else decision(pair, replay, index, number, round_, text)
+        )
     return {"round": number, "between": between, "gap": gap, "near_tie": gap < rounding}
 
 
 def decision(
-    pair: ModelPair, replay: Replay, index: int, number: int, trace: Trace, text: torch.Tensor
+    pair: ModelPair, replay: Replay, index: int, number: int, round_: RoundTrace, text: torch.Tensor
 ) -> tuple[str, float, float]:
     """Return the decision of round `number` after `text` in words (between two tokens of the draft,
     between the rule's value and its threshold, or between two tokens of the target), its gap, and
     the largest gap of a near tie."""
-    round_, step = trace.rounds[number], replay.steps[number]
+    step = replay.steps[number]
     start, drafted, accepted = step.of(index)
     recorded = replay.table.tokens[index, start].tolist()
     for depth, (token, other) in enumerate(zip(round_.draft_tokens, recorded, strict=False)):
@@ -183,7 +190,12 @@ def decision(
         return "value and threshold", abs(float(gap)), replay.rounding
     position = min(round_.accepted, accepted)
     before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
-    first, second = last_logits(pair.target, before).topk(2).values
+    return target_decision(pair, before)
+
+
+def target_decision(pair: ModelPair, text: torch.Tensor) -> tuple[str, float, float]:
+    """Return `decision` between the two likeliest tokens of the target after `text`."""
+    first, second = last_logits(pair.target, text).topk(2).values
     return "target's tokens", float(first - second), LOGITS
 
 

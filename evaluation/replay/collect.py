@@ -6,25 +6,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.storage.dataset import Harvest
-from evaluation.replay.read import check_sizes, given_cost, refuse_foreign_checkpoint, replayer
+from decoding.stopping.base import TunableRule
+from evaluation.methods import set_keys
+from evaluation.replay.read import (
+    check_sizes,
+    given_cost,
+    refuse_foreign_checkpoint,
+    refuse_other_warps,
+    replayer,
+    tunable,
+    warn_of_repeats,
+)
 from evaluation.replay.tune import chosen, use
 from evaluation.replay.tuning import Choice, candidates_of, choose, hindsight
 from evaluation.table import markdown, with_interval
 from predictors.base import damaged, read_config, read_metrics
 from predictors.inputs import Inputs
 from runtime.errors import UserError
-from runtime.files import checked_folder, refuse_foreign_file
+from runtime.files import checked_folder, refuse_foreign_file, write_atomically
 from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
+from runtime.settings.groups import Replay
 from runtime.text import printable
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
+REPLAY = {*Replay.described(), "thresholds", "cost", "rules"}  # settings read with a harvest alone
 FILES = ("metrics.json", "config.json")  # a folder with either is taken for a checkpoint
 Cells = dict[str, str]
 LEGEND = (
@@ -40,16 +53,14 @@ def collect(cfg: DictConfig) -> None:
     out = checked_folder("out", cfg.out, "file")
     folders = checkpoints(checked_folder(KEY, cfg.folder))
     refuse_foreign_file(out, "tune")
+    if cfg.data is None:
+        refuse_unread(cfg)
     settings = [settings_of(folder) for folder in folders]
     figures = [scores(folder) for folder in folders]
     if cfg.data is None:
-        losses = {
-            row["nll"]: named["checkpoint"] for row, named in zip(figures, settings, strict=True)
-        }
-        lowest = min(losses, key=lambda loss: float("inf") if loss == "-" else float(loss))
         answer = (
-            f"Lowest loss: {losses[lowest]} with an nll of {lowest}.\nScores alone do not say what"
-            " pays: with data=<harvest>, each checkpoint is replayed."
+            f"{lowest(settings, figures)}\nScores alone do not say what pays: with data=<harvest>,"
+            " each checkpoint is replayed."
         )
     else:
         choices = list(replayed(cfg, folders))
@@ -65,8 +76,33 @@ def collect(cfg: DictConfig) -> None:
         settings = [settings[number] for number, _ in rows]
         figures = [figures[number] | judged(choice) for number, choice in rows]
     text = table(settings, figures)
-    out.write_text(f"{text}\n\n<!-- {printable(command_line())} -->\n", encoding="utf-8")
+    page = f"{text}\n\n<!-- {printable(command_line())} -->\n"
+    write_atomically(out, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     print(f"\n{answer}\n\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
+
+
+def refuse_unread(cfg: DictConfig) -> None:
+    """Raise UserError for a setting of the replay on the command line, which scores alone do not
+    read."""
+    for key in set_keys(HydraConfig.get().overrides.task):
+        if key.partition(".")[0] in REPLAY and OmegaConf.select(cfg, key) is not None:
+            raise UserError(
+                f"{key}: expected nothing with data=null, which replays nothing. Leave it away, or"
+                " give data=<harvest>"
+            )
+
+
+def lowest(settings: Sequence[Cells], figures: Sequence[Cells]) -> str:
+    """Return the checkpoint of least loss, in a line, for each predictor and training harvest:
+    losses with different labels or prompts do not compare."""
+    rows = pd.DataFrame(settings).assign(nll=[row["nll"] for row in figures])
+    rows = rows[rows["nll"] != "-"].astype({"nll": float})
+    parts = [
+        f"{best['checkpoint']} with an nll of {best['nll']:.4f} ({best['predictor']})"
+        for _, alike in rows.groupby(["predictor", "data"], sort=False)
+        for best in [alike.loc[alike["nll"].idxmin()]]
+    ]
+    return f"Lowest loss: {'; '.join(parts) or 'none recorded'}."
 
 
 def checkpoints(parent: Path) -> list[Path]:
@@ -94,6 +130,7 @@ def settings_of(folder: Path) -> Cells:
     data = config.get("provenance", {}).get("data") or {}
     learned_from = data.get("splits", {}).get("train", {})
     settings |= {name: learned_from[name] for name in ("prompts",) if name in learned_from}
+    settings["data"] = data.get("folder", "")
     return {
         name: " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         for name, value in settings.items()
@@ -126,17 +163,14 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> Iterator[list[Choice]]
     thresholds."""
     harvest = Harvest.open(cfg.data)
     check_sizes(cfg, harvest)
+    refuse_other_warps(cfg, harvest)
     cost, gamma_max = given_cost(cfg.cost, harvest, "cost"), cfg.gamma_max or harvest.gamma
     for folder in folders:
         refuse_foreign_checkpoint(folder, harvest, KEY, gamma_max)
+        rule_of(cfg, folder)
+    warn_of_repeats((harvest, cfg.choose), (harvest, cfg.judge))
     for folder in tqdm(folders, desc="replay", unit="checkpoint"):
-        name = read_config(folder, KEY)["predictor"]
-        if name not in cfg.rules:
-            raise UserError(
-                f"rules.{name}: expected the stop rule that asks checkpoints of {name}, got none."
-                f" Give its YAML: +stop@rules.{name}=<stop rule>"
-            )
-        stops = {name: instantiate(cfg.rules[name], checkpoint=str(folder))}
+        stops = rule_of(cfg, folder)
         chosen_on, judged_on = (
             replayer(cfg, gamma_max, harvest, split, stops.values())
             for split in (cfg.choose, cfg.judge)
@@ -150,6 +184,18 @@ def replayed(cfg: DictConfig, folders: Sequence[Path]) -> Iterator[list[Choice]]
         else:
             pairs = zip(([each] for each in first), ([each] for each in second), strict=True)
             yield [choice for pair in pairs for choice in choose(*pair, cost, least)]
+
+
+def rule_of(cfg: DictConfig, folder: Path) -> dict[str, TunableRule]:
+    """Return the rule that asks a checkpoint, by the name of its predictor. Raises UserError if
+    there is none, or none that can be replayed."""
+    name = read_config(folder, KEY)["predictor"]
+    if name not in cfg.rules:
+        raise UserError(
+            f"rules.{name}: expected the stop rule that asks checkpoints of {name}, got none."
+            f" Give its YAML: +stop@rules.{name}=<stop rule>"
+        )
+    return {name: tunable(instantiate(cfg.rules[name], checkpoint=str(folder)), name)}
 
 
 def judged(choice: Choice) -> Cells:

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor
 
-from data_gen.samples import read_columns, refuse_other_distributions
+from data_gen.samples import prompt_texts, read_columns, refuse_other_distributions
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from decoding.cost import CostTable
@@ -29,6 +29,7 @@ from predictors.features.layers import RecordedLayers
 from predictors.inputs import Inputs
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
+from runtime.job import command_of
 
 RECORDED = {
     "tokens": "token",
@@ -91,6 +92,9 @@ def open_harvests(cfg: DictConfig) -> tuple[Harvest, list[Harvest]]:
                 f"judge_data: expected rounds of {gamma_max} tokens or more, got {other.gamma} in"
                 f" {other.folder}. Lower gamma_max, or harvest longer rounds"
             )
+    if not cfg.check:
+        judged = [(harvest, cfg.choose), (harvest, cfg.judge)]
+        warn_of_repeats(*judged, *((other, "all") for other in elsewhere))
     return harvest, elsewhere
 
 
@@ -103,13 +107,28 @@ def tunable_rules(cfg: DictConfig, harvest: Harvest) -> dict[str, TunableRule]:
             key, gamma_max = f"{group}.{name}.checkpoint", cfg.gamma_max or harvest.gamma
             refuse_foreign_checkpoint(Path(cfg[group][name].checkpoint), harvest, key, gamma_max)
     stops = {name: instantiate(cfg.rules[name]) for name in cfg.methods if name in cfg.rules}
-    for name, stop in stops.items():
-        if not isinstance(stop, TunableRule):
-            raise UserError(
-                f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}."
-                " Give one that has a `policy`"
+    return {name: tunable(stop, name) for name, stop in stops.items()}
+
+
+def tunable(stop: StopRule, name: str) -> TunableRule:
+    """Return the rule `name`. Raises UserError for one that has no replay policy."""
+    if not isinstance(stop, TunableRule):
+        raise UserError(
+            f"rules.{name}: expected a rule that can be replayed, got {type(stop).__name__}. Give"
+            " one that has a `policy`"
+        )
+    return stop
+
+
+def warn_of_repeats(*judged: tuple[Harvest, str]) -> None:
+    """Print a warning for each harvest and split in which prompts have the same text."""
+    for harvest, split in judged:
+        texts = list(prompt_texts(harvest, split))
+        if again := len(texts) - len(set(texts)):
+            print(
+                f"warning: {again} of {len(texts)} prompts of {harvest.folder} ({split}) repeat the"
+                " text of another, so intervals over prompts are too narrow. Harvest each text once"
             )
-    return stops
 
 
 def check_sizes(cfg: DictConfig, harvest: Harvest) -> None:
@@ -125,7 +144,7 @@ def check_sizes(cfg: DictConfig, harvest: Harvest) -> None:
 def refuse_other_warps(cfg: DictConfig, harvest: Harvest) -> None:
     """Raise UserError where the distributions of the settings are not those of the harvest."""
     for key, warp in zip(("warp", "draft_warp"), harvest.warps, strict=True):
-        if instantiate(cfg[key]) != warp:
+        if key in cfg and instantiate(cfg[key]) != warp:
             raise UserError(
                 f"{key}: {cfg.data} was harvested with {harvest.context[key]}. Give the same, or"
                 " another data="
@@ -159,8 +178,8 @@ def refuse_other_pair(
         part = unlike[0].name.removeprefix("pair.")
         raise UserError(
             f"{where} belongs to another {part} than the harvest of {harvested['name']}."
-            f" Give the pair that was harvested, or harvest this one:"
-            " python scripts/gen_data.py"
+            " Give the pair that was harvested, or harvest this one:"
+            f" {command_of('gen_data', 'anchors.stride=1', 'out=data/another')}"
         )
 
 
@@ -200,8 +219,8 @@ def read_table(
     if stride != 1:
         raise UserError(
             f"data: expected a round at every position, got one every {stride} in"
-            f" {harvest.folder}. Harvest them: python scripts/gen_data.py"
-            " anchors.stride=1 out=<another folder>"
+            f" {harvest.folder}. Harvest them:"
+            f" {command_of('gen_data', 'anchors.stride=1', f'out={harvest.folder}-rounds')}"
         )
     siblings = SIBLINGS[harvest.warps.draft.temperature == 0]
     read = (name for each in all_asked for name in each.columns)

@@ -28,7 +28,7 @@ from evaluation.replay import read, thresholds, tuning
 from evaluation.replay.tuning import GrowsByWorth, Sample
 from evaluation.table import BASELINE, markdown, save, with_interval
 from runtime.errors import UserError
-from runtime.files import checked_folder, file_name, refuse_foreign_file
+from runtime.files import checked_folder, file_name, refuse_foreign_file, table_beside
 from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
 
@@ -45,17 +45,18 @@ def tune(cfg: DictConfig) -> None:
     """Write the thresholds chosen from a harvest and costs, and the measurements behind them."""
     suffix = "" if chosen("cost") in MEASURED else f"-{chosen('cost')}"
     out = out_file(cfg, f"thresholds-T{cfg.warp.temperature}{suffix}")
+    parquet = table_beside(out)
     if "_target_" not in cfg.cost:
         refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
     harvest, elsewhere = read.open_harvests(cfg)
     stops = read.tunable_rules(cfg, harvest)
     facts, measurements = tuned(cfg, harvest, elsewhere, stops)
     thresholds.write(out, facts)
-    save(measurements, out.with_suffix(".parquet"))
+    save(measurements, parquet)
     text = report(facts) if cfg.verbose else f"{answer(facts)}\n\n{table(facts, 'chosen')}"
     rest = (
         f"saved {out} ({len(facts['results'])} tables of costs; verbose=true prints them), and the"
-        f" measurements of every threshold in {out.with_suffix('.parquet')}"
+        f" measurements of every threshold in {parquet}"
     )
     print("", text, *simulated(cfg.pair), rest, sep="\n\n")
 

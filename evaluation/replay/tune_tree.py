@@ -208,13 +208,23 @@ def tune_tree(cfg: DictConfig) -> None:
     write_artefact(file, facts)
     alone = target_cost(1)
     answer = (
-        f"Use a tree of {best.nodes} nodes, {best.depth} deep:"
-        f" {alone / best.seconds_per_token:.2f} times plain decoding, modelled.\nAcceptance and"
-        f" forwards measured on {len(texts)} responses; drawing and verification are left out."
+        f"{use(best, alone)}\nAcceptance and forwards measured on {len(texts)} responses; drawing"
+        " and verification are left out."
     )
     children = ", ".join(f"{value:.3f}" for value in acceptance)
     print("", answer, f"acceptance of the b-th child, measured: {children}", sep="\n\n")
     print("", table(plans, best, alone), *simulated(cfg.pair), f"saved {file}", sep="\n\n")
+
+
+def use(best: Plan, alone: float) -> str:
+    """Return the advice: use the best tree, or no draft if it is not faster than decoding without
+    one at `alone` seconds a token."""
+    gain = alone / best.seconds_per_token
+    if gain > 1:
+        tree = f"a tree of {best.nodes} nodes, {best.depth} deep"
+        return f"Use {tree}: {gain:.2f} times plain decoding, modelled."
+    tree = f"the best tree, of {best.nodes} nodes"
+    return f"Use plain decoding: {tree}, is at {gain:.2f} times, modelled."
 
 
 def measure_acceptance(

@@ -3,6 +3,7 @@ what was found; check=true; batch=[...], and what scripts/export.py makes of it.
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,12 +16,12 @@ import pytest
 import torch
 
 from data_gen.storage.dataset import Harvest, HarvestedPrompt
-from decoding.batch_cost import read_batch_cost
+from decoding.batch_cost import read_batch_cost, write_batch_cost
 from decoding.cost import write_cost
 from decoding.models.machine import processor
 from decoding.stopping.rollout_table import RolloutTable
 from decoding.trace import read_traces
-from evaluation.replay import check, thresholds
+from evaluation.replay import check, read, thresholds
 from evaluation.replay.read import read_table
 from predictors.base import load_predictor, read_config, save_predictor
 from runtime.json_files import write_checksummed
@@ -91,6 +92,15 @@ def test_tune_then_evaluate(arguments: list[str], tiny_pair_dir: Path) -> None:
     assert method["hrad"]["stop"]["confidence"]["threshold"] == chosen["hrad"]["threshold"]
     assert method["fixed"]["stop"]["gamma"] == chosen["fixed"]["threshold"]
     assert "confidence: stop.threshold=" in printed and "modelled" in printed
+
+
+def test_repeated_texts_are_a_warning(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "prompt_texts", lambda *_: [(1, 2), (3,), (1, 2)])
+    printed = run(tune, *arguments, "methods=[fixed]", "cost=c5")
+    for split in ("calibration", "test"):
+        assert f"warning: 1 of 3 prompts of data/greedy ({split}) repeat the text" in printed
 
 
 def test_choices_are_judged_on_other_harvests_as_well(arguments: list[str]) -> None:
@@ -232,6 +242,18 @@ def test_costs_are_measured_saved_and_read_again(arguments: list[str], worth: No
     assert f"cost.file: {COSTS} belongs to another draft" in message
 
 
+def test_what_is_to_be_measured_is_a_whole_command(arguments: list[str]) -> None:
+    for group, missing in {"cost": [], "batch_cost": ["batch=[1,8]"]}.items():
+        given = ["methods=[fixed]", *missing]
+        message = refused(tune, *arguments, *given, f"{group}=measured", f"{group}.file=none.json")
+        command = shlex.split(message.partition(" Measure it: ")[2])
+        shared = ("pair", "dataset", "warp", "draft_warp", "splits", "data", "methods", "batch")
+        kept = [each for each in arguments if re.split("[.=]", each)[0] in shared]
+        kept = [each for each in kept if not each.startswith("methods=")]
+        assert command[:2] == ["python", "scripts/tune.py"]
+        assert sorted(command[2:]) == sorted([f"{group}=measure", *kept, *given])
+
+
 def test_thresholds_for_another_machine_get_their_own_file(arguments: list[str]) -> None:
     run(tune, *arguments[:-1], "cost=a100", "methods=[fixed]")
     assert json.loads(Path(FILE.replace(".json", "-a100.json")).read_text())["cost"] == "a100"
@@ -306,6 +328,13 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(arguments: list[str
         ("batch=[1] judge_data=[data/other]", "judge_data: expected [] with batch"),
         ("scheduler=true", "scheduler: expected false without batch"),
         ("batch=[1] batch_cost=measured", "batch_cost.file: runs/"),
+        ("judge_data=[data/other] check=true", "judge_data: expected [] with check=true"),
+        ("methods=[fixed,grown] check=true", "methods: expected names among rules with check=tr"),
+        ("+cost@what_if.chosen=c4", "what_if: expected other names than chosen"),
+        ("+stop@rules.autoregressive=fixed", "rules: expected other names than autoregressive"),
+        ("+calibration@calibrations.oracle=sts", "calibrations: expected other names than oracle"),
+        ("+structure@structures.fixed=grown", "structures: expected other names than fixed"),
+        ("out=runs/x.parquet", "out: expected the name of a JSON file, got runs/x.parquet"),
     ],
 )
 @pytest.mark.few(2)
@@ -316,6 +345,9 @@ def test_bad_settings_end_with_one_line(argument: str, words: str, arguments: li
 
 
 # check=true ---------------------------------------------------------------------------------------
+
+
+SHORTER = ("gamma_max=2", "max_new_tokens=5")
 
 
 @pytest.fixture
@@ -344,6 +376,11 @@ def test_replay_is_decode(checked: Callable[..., Any]) -> None:
     assert {name.split()[0] for name in found} == set(METHODS)
     rows = found["fixed 4"]
     assert [row["equal"] for row in rows] == [True] * 4 and rows[0]["decoded"]["emitted"] > 0
+    (well, printed) = checked("check_prompts=2", "methods=[fixed,confidence]", *SHORTER)
+    assert well and "Replay counts what 8 of 8 decodes count" in printed
+    found = json.loads(Path("runs/check.json").read_text())["rules"]
+    rows = [row["decoded"] for name, rows in found.items() for row in rows]
+    assert list(found)[0] == "fixed 1" and max(row["emitted"] for row in rows) == 5
 
 
 @pytest.mark.parametrize(
@@ -374,13 +411,19 @@ def test_it_says_what_differs(
 def test_rounds_that_agree_are_no_excuse_unless_their_texts_part(
     parted: int, between: str, checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where texts part, the target decides, whatever is drafted behind it."""
     original, prompts = check.counted, Harvest.prompts
+
+    def other_drafts(*given: Any) -> RolloutTable:
+        table = read_table(*given)
+        return replace(table, tokens=table.tokens ^ parted)
 
     def other_texts(harvest: Harvest, split: str) -> Iterator[HarvestedPrompt]:
         for prompt in prompts(harvest, split):
             first, *rest = prompt.response_tokens
             yield replace(prompt, response_tokens=[first ^ parted, *rest])
 
+    monkeypatch.setattr(check, "read_table", other_drafts)
     monkeypatch.setattr(Harvest, "prompts", other_texts)
     monkeypatch.setattr(check, "counted", lambda trace: original(trace) | {"forwards": -1.0})
     well, printed = checked("methods=[fixed]", "check_values=1", "check_prompts=1")
@@ -406,7 +449,7 @@ FREE = [*PER_ROW, "batch_cost.target_row=0", f"out={SCHEDULE}"]
 def test_a_schedule_is_written_and_exported(replaying: list[str]) -> None:
     printed = run(tune, *replaying, *FREE, "batch=[1,4]")
     found = json.loads(Path(SCHEDULE).read_text())
-    assert re.match(r"\nDraft \d tokens for 1 request\(s\) \(.* plain decoding\), ", printed)
+    assert re.search(r"\nDraft \d tokens for 1 request\(s\) \(.* plain decoding\), ", printed)
     assert "Costs per_row (given), speeds modelled, test prompts" in printed
     assert f"saved {SCHEDULE}" in printed
     sizes = found["details"]["sizes"]
@@ -454,6 +497,14 @@ def test_batched_costs_are_measured_and_read_again(replaying: list[str]) -> None
     assert found.draft_seconds == measured.draft_seconds and min(found.draft_seconds) > 0
     run(tune, *replaying, "batch_cost=measured", *more, "out=runs/again.json")
     assert read_schedule("runs/again.json") == read_schedule(SCHEDULE)
+    others = json.loads(Path("runs/costs.json").read_text())
+    others["pair"]["draft"] = "another"
+    write_batch_cost(Path("runs/others.json"), others)
+    theirs = ("batch=[1,3]", "batch_cost=measured", "batch_cost.file=runs/others.json")
+    message = refused(tune, *replaying, *theirs)
+    assert "batch_cost.file: runs/others.json belongs to another draft than the har" in message
+    message = refused(tune, *measure, *more, f"pair.draft={measure[0].partition('=')[2]}")
+    assert "pair: smollm2-eagle belongs to another draft than the harvest" in message
     run(export, "serving=sglang", f"schedule={SCHEDULE}", "out=exported/measured")
     assert Path("exported/measured/sps_additive.json").is_file()
     for given, words in {

@@ -17,7 +17,7 @@ import train
 from decoding.structures.sequoia import Sequoia
 from evaluation.overlapped.simulate import unequal_budgets
 from evaluation.replay.collect import checkpoints
-from evaluation.replay.tune_tree import expected_tokens
+from evaluation.replay.tune_tree import Plan, expected_tokens, use
 from scripts import evaluate, tune
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model, write_speculators
 from tests.helpers.programs.programs import GREEDY, base, mode, models, refused, run, write_prompts
@@ -53,7 +53,11 @@ def check_decoded(planting: list[str]) -> None:
 def test_a_tree_is_tuned_and_decoded_with(planting: list[str]) -> None:
     found, printed = grown(*planting, *SMALL, "max_nodes=9")
     nodes = len(found["parents"])
-    assert f"Use a tree of {nodes} nodes, {found['depth']} deep: " in printed
+    assert re.search(
+        f"Use (a tree of {nodes} nodes, {found['depth']} deep: "
+        rf"|plain decoding: the best tree, of {nodes} nodes, is at 0\.)",
+        printed,
+    )
     assert re.search(r"\| tokens/target call, expected +\| ms/token, modelled \|", printed)
     assert f"| **{nodes}**" in printed and f"saved {TREE}" in printed
     assert os.listdir("trees") == ["tiny.json"]
@@ -67,6 +71,13 @@ def test_a_tree_is_tuned_and_decoded_with(planting: list[str]) -> None:
     same, _ = grown(*planting, *SMALL, "nodes=7", "max_children=2")
     assert len(same["parents"]) == 7 and same["acceptance"] == acceptance[:2], "the same draws"
     assert Sequoia(TREE).max_siblings <= 2
+
+
+def test_a_tree_slower_than_plain_decoding_is_not_advised() -> None:
+    plan = Plan([0, 0], 1, 2.0, 0.5)
+    assert use(plan, 0.6) == "Use a tree of 2 nodes, 1 deep: 1.20 times plain decoding, modelled."
+    slower = "Use plain decoding: the best tree, of 2 nodes, is at 0.80 times, modelled."
+    assert use(plan, 0.4) == slower
 
 
 def test_a_greedy_draft_has_one_candidate_a_position(planting: list[str]) -> None:
@@ -101,7 +112,7 @@ def test_bad_settings_of_a_tree_end_with_one_line(
 # what=checkpoints ---------------------------------------------------------------------------------
 
 
-REPLAY = ("data=data/greedy", "cost=c10", "points=5")
+REPLAY = ("data=data/greedy", "cost=c10", "points=5", "warp=greedy")
 
 
 def swept(name: str, *grid: str) -> str:
@@ -191,10 +202,21 @@ def test_what_cannot_be_collected_ends_with_one_line(replaying: list[str], harve
         Path("broken", name, "metrics.json").write_text(json.dumps(whole | {"test": test}))
         rewrite_checksum(Path("broken", name))
     shutil.rmtree("broken/value", ignore_errors=True)
-    run(collect, "folder=broken", "data=null", "out=runs/new/table.md")
+    printed = run(collect, "folder=broken", "data=null", "out=runs/new/table.md")
+    best = [f"{name} with an nll of 0.2500 ({name})" for name in ("hrad", "specdecpp")]
+    assert printed.startswith(f"\nLowest loss: {'; '.join(best)}.\n")
     row = cells("runs/new/table.md")[1]
     assert (row["auroc"], row["nll"]) == ("-", "0.2500")
     shutil.rmtree("runs/new")
+    for unread in ("thresholds=[0.5]", "gamma_max=2", "choose=train", "cost=c10", "points=3"):
+        message = refused(collect, "folder=broken", "data=null", unread)
+        assert f"{unread.split('=')[0]}: expected nothing with data=null, which" in message
+    message = refused(collect, "folder=broken", *REPLAY, "warp=default")
+    assert "warp: data/greedy was harvested with" in message
+    message = refused(collect, "folder=broken", *REPLAY, "~stop@rules.hrad")
+    assert "rules.hrad: expected the stop rule that asks checkpoints of hrad, got none" in message
+    message = refused(collect, "folder=broken", *REPLAY, "rules.hrad._target_=builtins.dict")
+    assert "rules.hrad: expected a rule that can be replayed, got dict" in message
     for argument in ("[]", "[2]", "0.5"):
         message = refused(collect, "folder=broken", *REPLAY, f"thresholds={argument}")
         assert message.startswith("error: thresholds: ")
@@ -229,8 +251,9 @@ def simulating(harvest: Path, tiny_pair_dir: Path, monkeypatch: pytest.MonkeyPat
 def test_every_method_has_its_rows(simulating: list[str]) -> None:
     printed = run(simulate, *simulating, "judge_data=[data/greedy]", "pair.draft_mix=0.5")
     found = json.loads(Path(OUT).read_text())
-    best = r"\n*Fastest over plain decoding, modelled: \w+.* for c = 4 \(.* times"
-    assert re.match(best, printed)
+    best = r"\nFastest over plain decoding, modelled: \w+.* for c = 4 \(.* times"
+    best += r".*; .* for c = 10 \("
+    assert re.search(best, printed)
     assert "\nSettings chosen on data/greedy, speeds of other prompts, of data/greedy;" in printed
     assert "## c = 10, gamma 3, 24 prompts" in printed and f"saved {OUT}" in printed
     assert "Unequal budgets" not in printed  # of gamma 3 at most 4 steps
@@ -246,6 +269,14 @@ def test_every_method_has_its_rows(simulating: list[str]) -> None:
     for name in ("fixed", "adaedl", "specbranch"):
         assert by_name[name, True]["speedup"][0] >= by_name[name, False]["speedup"][0]
         assert by_name[name, True]["tokens_per_call"][0] > 1
+
+
+def test_a_predictor_of_no_draft_length_fits_every_one(simulating: list[str]) -> None:
+    custom = ("methods=[custom]", "against=[custom]", "stop=specdecpp")
+    close = ("checkpoint=checkpoints/specdecpp", "ratios=[0.01,0.010000001]")
+    printed = run(simulate, *simulating, *custom, *close)
+    assert "plain decoding, modelled: nothing for c = 0.01 (custom at " in printed
+    assert list(json.loads(Path(OUT).read_text())["cells"]) == ["0.01", "0.010000001"]
 
 
 def test_branches_longer_than_a_target_call_are_named(simulating: list[str]) -> None:

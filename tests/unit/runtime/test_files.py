@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from runtime.errors import UserError
 from runtime.files import (
@@ -16,6 +17,7 @@ from runtime.files import (
     only_writer,
     refuse_foreign,
     refuse_foreign_file,
+    table_beside,
     write_atomically,
     write_json,
 )
@@ -145,17 +147,40 @@ def test_a_folder_where_none_can_be_made_is_refused(value):
 
 
 def test_a_file_of_something_else_is_not_replaced(tmp_path):
-    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    own, page = tmp_path / "own.json", tmp_path / "page.md"
     own.write_text('{"command": "python scripts/tune.py"}')
-    other.write_text('{"model_type": "llama"}')
+    page.write_text("| a |\n\n<!-- draftpredict tune what=checkpoints -->\n")
+    save_file({}, tmp_path / "own.st", {"command": '"python scripts/tune.py"'})
+    for name, content in {
+        "other.json": '{"model_type": "llama"}',
+        "note.json": '{"command": "true", "note": "run python scripts/tune.py"}',
+        "list.json": '["python scripts/tune.py"]',
+        "README.md": "Run\n\n    python scripts/tune.py\n",
+        "above.md": "<!-- python scripts/tune.py -->\ntext",
+        "empty": "",
+    }.items():
+        (tmp_path / name).write_text(content)
+    save_file({}, tmp_path / "other.st", {"note": "python scripts/tune.py"})
     (tmp_path / "link").symlink_to(own)
     (tmp_path / "loop").symlink_to("loop")
-    refuse_foreign_file(own, "tune")
-    refuse_foreign_file(tmp_path / "new" / "own.json", "tune")
-    for name in ("other.json", "link", "loop", "new"):
+    for mine in (own, page, tmp_path / "own.st", tmp_path / "new" / "own.json"):
+        refuse_foreign_file(mine, "tune")
+    texts = ("other.json", "note.json", "list.json", "README.md", "above.md", "empty", "other.st")
+    for name in (*texts, "link", "loop", "new"):
         with pytest.raises(UserError, match=r"^key: \S+ holds something else, which would be lost"):
             refuse_foreign_file(tmp_path / name, "tune", "key")
     with pytest.raises(UserError, match=r"^key: \S+ (cannot be made|holds something else)"):
         refuse_foreign_file(own / "below", "tune", "key")
     with pytest.raises(UserError, match="^key: /dev/null holds something else"):
         refuse_foreign_file(Path("/dev/null"), "", "key")
+
+
+def test_a_table_is_beside_its_file_and_replaces_no_other(tmp_path):
+    out = tmp_path / "run.1"
+    table = table_beside(out)
+    assert table.name == "run.1.parquet" and table_beside(tmp_path / "a.json").name == "a.parquet"
+    table.touch()
+    refuses(r"^out: \S+/run.1.parquet, the table beside \S+, holds something", table_beside, out)
+    out.touch()
+    assert table_beside(out) == table
+    refuses(r"^out: expected the name of a JSON file, got \S+\.parquet, which", table_beside, table)
