@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from data_gen.samples import of_prompts, prompt_texts, read_inputs
+from data_gen.samples import of_prompts, read_inputs, unseen
 from data_gen.storage.dataset import Harvest
 from predictors.base import Predictor, Records, load_predictor
 from predictors.training.trainer import logits_in_chunks
@@ -295,9 +295,3 @@ def held_out(
     if harvest is home:
         return read_inputs(home, predictor, which, "test", columns)
     return of_prompts(read_inputs(harvest, predictor, which, "all", columns), unseen(harvest, home))
-
-
-def unseen(harvest: Harvest, home: Harvest) -> Tensor:
-    """Return which prompts are not in `home`, [prompts] bool."""
-    held = set(prompt_texts(home))
-    return torch.tensor([prompt not in held for prompt in prompt_texts(harvest)])

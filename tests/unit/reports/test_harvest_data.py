@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.samples import read_samples
+from data_gen.samples import read_samples, unseen
 from data_gen.storage.dataset import Harvest
 from papers.specbranch.hrad_data import aged
 from predictors.base import load_predictor
 from reports.artifacts import Artifacts, Checkpoint
 from reports.figure import Figure, Missing, save
-from reports.harvest_data import Predicted, draft_tokens, one_of_each, predicted, rounds, unseen
+from reports.harvest_data import Predicted, draft_tokens, one_of_each, predicted, rounds
 from tests.helpers.data import harvests
 from tests.helpers.data.harvests import PAIR, PROMPTS, WARP, described_as, write_harvest
 from tests.helpers.reports.artifacts import checkpoint, rounds_hold
