@@ -54,13 +54,16 @@ class Method:
 
 def configured(cfg: DictConfig, name: str, changes: Mapping[str, Any] | None = None) -> DictConfig:
     """Return the resolved settings of `cfg.method[name]` with `changes`, by key; `cfg` is not
-    modified.
+    modified. Parts of the custom method that its engine does not take are left out.
 
     Raises UserError for a draft length beyond what the structure allows."""
     cfg = copy.deepcopy(cfg)
     for key, value in (changes or {}).items():
         OmegaConf.update(cfg, f"method.{name}.{key}", value)
     resolved: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    if name == CUSTOM:
+        taken = ("engine", *resolved["engine"])
+        resolved = {part: each for part, each in resolved.items() if part in taken}
     settings: DictConfig = DictConfig({"method": {name: resolved}}).method[name]  # errors name it
     gamma = OmegaConf.select(settings, "stop.gamma")
     longest = OmegaConf.select(settings, "structure.gamma_max")

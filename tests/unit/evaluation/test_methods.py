@@ -13,11 +13,13 @@ from evaluation.methods import (
     alternatives,
     cautions,
     chosen,
+    configured,
     tuned_elsewhere,
     tuned_methods,
 )
 from evaluation.replay import thresholds
 from evaluation.replay.read import REPLAYED
+from tests.helpers.programs.programs import composed
 from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
 
 KEY = "method.adaedl.stop.threshold"
@@ -67,6 +69,13 @@ def test_a_method_like_the_tuned_one_gets_its_threshold(changed, expected):
     assert cfg == before, "the config is not rewritten"
     threshold = methods["adaedl"].settings.stop.threshold if methods else None
     assert (threshold, lines[1]) == expected
+
+
+def test_a_part_that_the_engine_does_not_take_is_no_setting_of_the_custom_method():
+    engines = {"lookahead": ["engine"], "serial": ["engine", "structure", "verifier", "stop"]}
+    for engine, parts in engines.items():
+        cfg = composed("evaluate", "methods=[custom]", f"engine={engine}")
+        assert list(configured(cfg, "custom")) == parts
 
 
 def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for():
