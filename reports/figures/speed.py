@@ -56,7 +56,7 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
         kind="measured",
         n=f"evaluations: {len(evaluations)}; prompts and repeats as in the table",
         records=records,
-        draw=_draw,
+        draw=_draw if any(record["method"] != BASELINE for record in records) else None,
     )
 
 

@@ -173,6 +173,9 @@ def test_every_method_of_every_evaluation_has_a_row(build):
         shares = map(pytest.approx, (20, 40, 5, 5, 10, 20))
         assert figure.rows[1] == ["one", "hrad", 6, *shares] and figure.draw is None
         assert all("% of decode time" in name for name in figure.columns[3:])
+    alone = evaluation()
+    del alone.traces["hrad"]  # type: ignore[attr-defined]
+    assert len(build([alone]).rows) == 1 and build([alone]).draw is None, "nothing to compare"
     lacks("python scripts/evaluate.py", build, [])
 
 
