@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name
 
+COMMAND = "draftpredict"  # of an installation (pyproject.toml)
 ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
 
@@ -35,6 +36,14 @@ def command_line() -> str:
     """Return the command that repeats this job: ``python scripts/tune.py ...`` or ``draftpredict
     tune ...``; for a job of a sweep, without the others."""
     return shlex.join(_CALLED or ["python", *sys.argv])
+
+
+def as_called(text: str) -> str:
+    """Return `text` with its commands as this program is called: ``draftpredict tune`` in the place
+    of ``python scripts/tune.py`` where that is how it began, from whatever folder."""
+    if COMMAND not in (Path(sys.argv[0]).stem, *_CALLED[:1]):
+        return text
+    return re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", text)
 
 
 def is_job() -> bool:
