@@ -9,10 +9,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from evaluation.methods import (
+    CHOSEN_HERE,
     Method,
     alternatives,
     cautions,
     chosen,
+    chosen_here,
     configured,
     tuned_elsewhere,
     tuned_methods,
@@ -137,3 +139,15 @@ def test_a_method_that_nothing_was_chosen_for_says_its_caution():
     methods = {name: Method(name, empty) for name in engines}
     methods["tuned"] = Method("tuned", empty, note="stop.threshold=0.4, tuned")
     assert cautions(methods, engines) == ["warning: untuned: not tuned"]
+
+
+def test_what_was_chosen_on_its_own_prompts_comes_with_the_commands_to_choose_on_others():
+    methods = {"autoregressive": {"engine": PLAIN}, "adaedl": METHOD, "sources": {"engine": PLAIN}}
+    command = "python scripts/evaluate.py limit=4 pair=mine warp=greedy warp.top_k=5 out=x"
+    shared = "pair=mine warp=greedy warp.top_k=5"
+    assert chosen_here(methods, command) == (
+        f"{CHOSEN_HERE}. To choose on others: python scripts/gen_data.py {shared} anchors.stride=1"
+        f" out=data/mine-greedy; python scripts/tune.py {shared} data=data/mine-greedy"
+        " 'methods=[adaedl]'. scripts/tune.py cannot tune sources: choose with split=calibration,"
+        " then judge with split=test"
+    )
