@@ -29,13 +29,11 @@ from runtime.compatibility import leaves
 from runtime.errors import UserError
 from runtime.files import checked_folder
 from runtime.intervals import Estimate
-from runtime.job import as_called
+from runtime.job import as_called, shared_settings
 from runtime.text import printable
 
 CUSTOM = "custom"  # the method whose parts the command line chooses
 CHOSEN_HERE = "Likely optimistic: chosen on the prompts it is judged on"
-SHARED = re.compile(r"\+?(pair|dataset|warp|draft_warp|splits)[.=]")
-"""Settings on a command line that a harvest, tuning and decoding must have in common."""
 COST_KEYS = ("stop.cost", "structure.cost.file")
 MEASURE = "python scripts/tune.py cost=measure"
 
@@ -298,7 +296,7 @@ def chosen_here(methods: Mapping[str, Mapping[str, Any]], command: str) -> str:
         if name != CUSTOM and rule_of(settings) and parts_of(settings) == REPLAYED
     ]
     others = [name for name in methods if name not in (BASELINE, *tuned)]
-    shared = [word for word in shlex.split(command) if SHARED.match(word)]
+    shared = shared_settings(words=shlex.split(command))
     choices = [word.partition("=")[2] for word in shared if "." not in word.partition("=")[0]]
     data, told = f"data/{'-'.join(choices) or 'rounds'}", [CHOSEN_HERE]
     if tuned:

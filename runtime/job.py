@@ -4,7 +4,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,6 +44,14 @@ def as_called(text: str) -> str:
     if COMMAND not in (Path(sys.argv[0]).stem, *_CALLED[:1]):
         return text
     return re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", text)
+
+
+def shared_settings(*groups: str, words: Sequence[str] | None = None) -> list[str]:
+    """Return the words of a command line, by default this job's, that set what a harvest, tuning
+    and decoding must have in common, or these `groups` alone."""
+    wanted = "|".join(groups or ("pair", "dataset", "warp", "draft_warp", "splits"))
+    every = _CALLED if words is None else words
+    return [word for word in every if re.match(rf"\+?({wanted})[.=]", word)]
 
 
 def is_job() -> bool:

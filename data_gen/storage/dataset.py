@@ -1,6 +1,7 @@
 """A finished harvest: its manifest, its records by split, its responses, and its verification."""
 
 import math
+import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,7 @@ from predictors.features.draft_statistics import HISTORY
 from predictors.features.layers import RecordedLayers
 from runtime.errors import TooFewRows, UserError
 from runtime.files import file_hash
+from runtime.job import shared_settings
 from runtime.json_files import digest, read_json
 
 WRITTEN = (
@@ -80,7 +82,8 @@ class Harvest:
         """
         folder = Path(folder)
         path = folder / MANIFEST
-        remedy = f"Run: python scripts/gen_data.py out={folder}"
+        words = ["python", "scripts/gen_data.py", *shared_settings(), f"out={folder}"]
+        remedy = f"Run: {shlex.join(words)}"
         if not path.exists():
             half = (folder / PLAN).exists()
             state = "is only half harvested" if half else "is no harvested dataset"
