@@ -253,7 +253,7 @@ def expect(cfg: DictConfig) -> None:
     path = journal_path(out, depends_on)
     with only_writer(out), Journal(path, Expected) as journal:
         if journal.resumed:
-            print(f"going on after {journal.resumed} contexts ({path})")
+            print(f"going on after {plural(journal.resumed, 'context')} ({path})")
         turns = walked(cfg, engines, pair, texts, journal)
         measurements = measured(turns)
         summaries = figures(cfg, measurements)

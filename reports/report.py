@@ -130,7 +130,7 @@ def build(
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
     listed = [(*one, one.entry.builders(artifacts)) for one in figure_registry(packages)]
-    with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
+    with tqdm(total=sum(len(each) for *_, each in listed), desc="drawing", unit=" figures") as bar:
         for section, entry, builders in listed:
             needs, shown = dict[str, None](), list[Shown]()
             for builder in builders:
