@@ -309,7 +309,7 @@ def chosen_here(methods: Mapping[str, Mapping[str, Any]], command: str) -> str:
             f"scripts/tune.py cannot tune {', '.join(others)}: choose with split=calibration, then"
             " judge with split=test"
         ]
-    return ". ".join(told)
+    return as_called(". ".join(told))
 
 
 # Files of methods: checkpoints, costs, splits -----------------------------------------------------

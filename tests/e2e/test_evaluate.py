@@ -162,7 +162,7 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     speeds = found["tried"]["fixed"]
     assert f"stop.gamma={method['settings']['stop']['gamma']}" == max(speeds, key=speeds.get)
     assert found["run"]["config"]["method"]["fixed"]["stop"]["gamma"] == 4, "as it was given"
-    assert f"fixed: {method['note']}." in Path("runs/x/table.md").read_text()
+    assert f" {method['note']}." in Path("runs/x/table.md").read_text()
     decoded.clear()
     run(*small, *splits, "method.fixed.stop.gamma=2")
     found = results()
