@@ -124,8 +124,9 @@ def evidence(
             f"sampled: NOT lossless: the verifiers of {', '.join(lossy)} change the target's"
             " distribution, as the tests show by enumeration"
             if lossy
-            else "sampled: lossless by construction: the tests enumerate these verifiers and find"
-            " exactly the target's distribution; a run of samples cannot show that"
+            else "sampled outputs are lossless by construction: the tests enumerate the output of"
+            " these engines and verifiers and find exactly the target's distribution; a run of"
+            " samples cannot show that"
         ]
         foreign = ", ".join(name for name in traces if name not in recorded)
         return (
