@@ -99,11 +99,11 @@ def beside(speeds: Mapping[str, Estimate], best: str = "it") -> list[str]:
     """Return a sentence that compares other policies with the one to use, `best`; none where there
     are none. speeds: theirs over its."""
     each = [
-        f"{name}: {with_interval(speed, unit='x')}, {words_for(speed)}"
+        f"{name} is at {with_interval(speed, unit='x')}, {words_for(speed)}"
         for name, speed in speeds.items()
         if speed.low is not None
     ]
-    return [f"Beside {best}, {'; '.join(each)}."] if each else []
+    return [f"Beside {best}: {'; '.join(each)}."] if each else []
 
 
 def words_for(speed: Estimate) -> str:

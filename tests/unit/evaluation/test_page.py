@@ -73,8 +73,8 @@ def test_the_answer_is_what_to_use_and_how_sure():
     best, others = use.split(". ", 1)
     assert best == "Use fixed at 2: 2.00 times (2.00 to 2.00) plain decoding"
     assert others == (
-        "Beside fixed at 2, product: 1.00x (1.00 to 1.00), no clear difference; hrad: 0.53x (0.53"
-        " to 0.53), slower."
+        "Beside fixed at 2: product is at 1.00x (1.00 to 1.00), no clear difference; hrad is at"
+        " 0.53x (0.53 to 0.53), slower."
     )
     assert sure.startswith("Measured on 6 prompts, 1 repeat; ") and "judged on" in sure
     assert "Provisional: 6 is" in sure and "By repeat" not in sure
@@ -104,7 +104,7 @@ def test_the_answer_may_be_plain_decoding():
     assert "fixed at 2, is at 0.50 times (0.50 to 0.50) its speed" in use
     advised, how = answer(rows, LABELS, list(LABELS), "hrad", "chosen by tuning")
     assert "Use hrad: 0.25 times" in advised and "That is slower: tune again" in advised
-    assert "Beside hrad, fixed at 2: 2.00x (2.00 to 2.00), faster." in advised
+    assert "Beside hrad: fixed at 2 is at 2.00x (2.00 to 2.00), faster." in advised
     assert how.endswith("chosen by tuning.")
     none, _ = answer(rows, LABELS, list(LABELS), "do not speculate", "chosen by tuning")
     assert none.startswith("Use plain decoding")
