@@ -14,6 +14,7 @@ result as one, up to rounding."""
 
 from __future__ import annotations
 
+import math
 import pathlib
 import platform
 import time
@@ -33,6 +34,7 @@ from runtime.files import only_writer, refuse_foreign, replaced_folder
 from runtime.job import command_line, is_job, result_folder
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
+from runtime.text import plural
 from runtime.tracking import NullLogger
 
 if TYPE_CHECKING:
@@ -274,22 +276,44 @@ def report(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path, ver
     whether the predictor is worth asking."""
     from predictors.card import findings, score_table
 
-    print(f"\n{findings(predictor, metrics) if verbose else score_table(metrics['test'])}\n")
-    print(f"saved {out} ({metrics['epochs']} epochs in {metrics['seconds']:.0f} s)")
+    rows, prompts = tested(metrics)
+    print(f"\nTest split: {plural(rows, 'row')} of {plural(prompts, 'prompt')}.")
+    print(f"{findings(predictor, metrics) if verbose else score_table(metrics['test'])}\n")
+    if note := predictor.calibration.note:
+        print(f"Calibration: {note}.")
+    epochs = plural(metrics["epochs"], "epoch")
+    print(f"saved {out} ({epochs} in {metrics['seconds']:.0f} s)")
     print(verdict(predictor.name, metrics))
+
+
+def tested(metrics: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the rows and prompts of the test split that predictions are scored on."""
+    scores = next(iter(next(iter(metrics["reliability"].values())).values()))["calibrated"]
+    return scores["rows"], scores["prompts"]
 
 
 def verdict(name: str, metrics: Mapping[str, Any]) -> str:
     """Say whether a predictor tells more than the draft's own probability, the better of the two
     forms of it: by the log loss of survival where that is predicted (paired, 95 % interval over
-    prompts of the test split), otherwise by the Brier score, which has no interval."""
+    prompts of the test split), otherwise by the Brier score, which has no interval. One prompt
+    decides nothing."""
+    _, prompts = tested(metrics)
+    undecided = (
+        f"Undecided whether {name} is worth asking: the test split has {plural(prompts, 'prompt')};"
+        " harvest more"
+    )
     if "survival" in metrics:
         scores = next(iter(metrics["survival"].values()))
         best = min(scores["difference"], key=lambda confidence: scores["log_loss"][confidence][0])
         gap, low, high = scores["difference"][best]
-        interval = "" if None in (low, high) else f" ({low:+.4f} to {high:+.4f})"
-        told = f"log loss {gap:+.4f}{interval} beside the draft's own probability ({best})"
-        if low is None or low <= 0 <= high:
+        interval = "" if math.isnan(low) else f" ({low:+.4f} to {high:+.4f})"
+        told = (
+            f"log loss {gap:+.4f}{interval} beside the draft's own probability ({best}), lower is"
+            " better"
+        )
+        if math.isnan(low):
+            return f"{undecided}. {told[0].upper()}{told[1:]}."
+        if low <= 0 <= high:
             return f"{name} is not shown to be worth asking: {told}."
         return f"{name} is {'worth asking' if high < 0 else 'not worth asking'}: {told}."
     brier: dict[str, float] = {row: scores["brier"] for row, scores in metrics["test"].items()}
@@ -297,8 +321,11 @@ def verdict(name: str, metrics: Mapping[str, Any]) -> str:
     if not confidences:
         return f"{name}: the harvest has no draft probability to compare it with."
     best = min(confidences, key=lambda row: brier[row])
+    told = f"Brier score {brier[name]:.4f}, {best} {brier[best]:.4f}, lower is better"
+    if prompts < 2:
+        return f"{undecided}. {told}."
     better = "seems worth asking" if brier[name] < brier[best] else "seems not worth asking"
-    return f"{name} {better}: Brier score {brier[name]:.4f}, {best} {brier[best]:.4f}."
+    return f"{name} {better}: {told}."
 
 
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """The run of a harvest: estimate of its cost, progress, and the manifest that finishes it."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,16 +21,16 @@ from data_gen.requests import Request
 from data_gen.responses.log import NAME as ANSWERS
 from data_gen.room import joined, room_of
 from data_gen.settings import HarvestSettings
-from data_gen.statistics import statistics, surprisal
+from data_gen.statistics import small_splits, statistics, summary, surprisal, warning
 from data_gen.storage import chunks, shards
 from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import LOCK
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
-from runtime.job import command_line
+from runtime.job import as_called, command_line, shared_settings
 from runtime.json_files import write_checksummed
 from runtime.settings.groups import Splits
-from runtime.text import printable
+from runtime.text import plural, printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
 MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # mark a harvest, finished or in progress
@@ -42,12 +43,13 @@ def report_faults(out: Path) -> None:
         print(printable(line))
     if bad:
         raise UserError(
-            f"out: {len(bad)} bad files in {out}. Run the command that harvested it again: it makes"
-            " anew what is bad"
+            f"out: {plural(len(bad), 'bad file')} in {out}. Run the command that harvested it"
+            " again: it makes anew what is bad"
         )
     manifest = Harvest.open(out, "out").manifest
-    print(f"{out} is whole: {len(manifest.shards)} shards, {manifest.prompts.count} prompts")
-    print(f"content {manifest.content}")
+    prompts = plural(manifest.prompts.count, "prompt")
+    print(f"{out} is whole: {plural(len(manifest.shards), 'shard')}, {prompts}")
+    print(f"content sha256 {manifest.content}")
 
 
 def progress_bar(
@@ -59,7 +61,7 @@ def progress_bar(
     bar = tqdm(
         total=len(requests) * settings.max_new_tokens,
         disable=not shown,
-        unit=" tokens",
+        unit=" response tokens",
         desc="harvest",
         mininterval=0.5 if sys.stderr.isatty() else 30.0,
         dynamic_ncols=True,
@@ -70,7 +72,7 @@ def progress_bar(
         nonlocal done
         done += prompts
         bar.total -= prompts * settings.max_new_tokens - tokens
-        bar.set_postfix_str(f"{done} prompts labelled", refresh=False)
+        bar.set_postfix_str(f"{plural(done, 'prompt')} labelled", refresh=False)
 
     return bar, Progress(sampled=bar.update, finished=finished)
 
@@ -102,6 +104,20 @@ def finish(
     }
     write_checksummed(out / chunks.MANIFEST, manifest)
     return Harvest.open(out, "out")
+
+
+def print_results(made: Harvest, seconds: float, given: bool) -> None:
+    """Print the statistics of a harvest, warnings and the command that comes next. given: whether
+    its responses are not the target's own"""
+    manifest = made.manifest
+    print(f"\n{summary(manifest)}\n{'seconds (this run)':24}{seconds:.0f}\nsaved {made.folder}")
+    greedy = manifest.warp.temperature == 0
+    warnings = [small_splits(manifest.splits)]
+    warnings += [warning(manifest.surprisal, greedy)] if given else []
+    print("".join(f"{line}\n" for line in warnings if line), end="")
+    models = [] if made.features_stored else shared_settings("pair")
+    train = ["python", "train.py", "predictor=specdecpp", *models, f"data={made.folder}"]
+    print(as_called(f"next: {shlex.join(train)}"))
 
 
 def print_estimate(
@@ -150,7 +166,8 @@ def print_estimate(
     disk = len(batches) * empty + scale * tokens * size / labelled_tokens
     out.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out.parent).free
-    print(f"{len(requests)} prompts, about {scale * tokens:,.0f} response tokens, to {out}")
+    prompts = plural(len(requests), "prompt")
+    print(f"{prompts}, about {scale * tokens:,.0f} response tokens, to {out}")
     print(f"time: about {seconds / 60:.1f} minutes on this machine as busy as it is now")
     print(
         f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"

@@ -8,7 +8,7 @@ the tokens of a response depend on each other. (Means of responses would be bias
 a surprising end token cuts short would count as much as a long one.)"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_gen.storage import shards
 from data_gen.storage.chunks import Counts, Manifest, Statistics
+from runtime.text import plural
 
 # Least responses for a warning: with fewer, a few rare tokens make the sums far from normal.
 ENOUGH = 50
@@ -70,6 +71,8 @@ def summary(manifest: Manifest) -> str:
     repeated, greedy = manifest.repeated_texts, manifest.warp.temperature == 0
     doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
     given = f" of {manifest.given_tokens:,} given" if manifest.given_tokens else ""
+    stride = manifest.anchors.stride
+    where = f"one every {stride} positions" if stride > 1 else "one at every position"
     rows = {
         "prompts": f"{manifest.prompts.count:,} ({splits}){doubles}",
         "response tokens": f"{measured.response_tokens:,}{given}",
@@ -77,13 +80,26 @@ def summary(manifest: Manifest) -> str:
         "  mean sum(min(p, q))": f"{measured.overlap:.3f}",
         "  mean min(1, p/q)": f"{measured.accept_prob:.3f}",
         **(surprisal_lines(manifest.surprisal, greedy) if manifest.surprisal else {}),
-        "rounds": f"{measured.records.rounds:,}",
+        "rounds": f"{measured.records.rounds:,}, {where}",
         "  mean accepted length": f"{mean:.2f} of {manifest.gamma}",
         "  accepted lengths": "  ".join(f"{n}: {share:.1%}" for n, share in shares if share),
         "disk": f"{manifest.bytes / 1e6:.1f} MB",
-        "content": manifest.content,
+        "content sha256": manifest.content,
     }
     return "\n".join(f"{name:24}{value}" for name, value in rows.items())
+
+
+def small_splits(splits: Mapping[str, int]) -> str | None:
+    """Return a warning if the calibration or the test split has one prompt or none, else None."""
+    small = {name: splits.get(name, 0) for name in ("calibration", "test")}
+    small = {name: count for name, count in small.items() if count < 2}
+    if not small:
+        return None
+    told = " and ".join(f"the {name} split has {plural(n, 'prompt')}" for name, n in small.items())
+    return (
+        f"warning: {told}: calibration and intervals take 2 or more. Harvest more prompts: raise"
+        " dataset.limit, or take a larger dataset"
+    )
 
 
 # Given responses ----------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def decode(
             engine.decode(requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))
     traces: Traces = {name: [] for name in engines}
     names = alternating(list(engines))
-    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit="request") as bar:
+    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit=" responses") as bar:
         for repeat, (index, request) in product(range(plan.repeats), enumerate(requests)):
             key = f"{stage}/{repeat}/{index}"
             if key not in journal.turns:

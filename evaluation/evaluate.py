@@ -52,8 +52,9 @@ from runtime.files import (
     refuse_foreign,
     replaced_folder,
 )
-from runtime.job import command_line
+from runtime.job import as_called, command_line
 from runtime.json_files import write_checksummed
+from runtime.text import plural
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
 MARKER = "results.json"  # marks a folder of results
@@ -102,11 +103,11 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
                 token_texts.write(folder, texts)
             journal.remove()
             shown = whole if cfg.verbose else page.page(cfg, results, lines, whole=False)
-            print(
-                f"\n{shown}\n\nsaved in {cfg.out}: table.md (everything; verbose=true prints it),"
-                f" {table.FILE} (pandas) and {MARKER}; python scripts/report.py run={cfg.out}"
-                " draws it"
+            saved = (
+                f"saved in {cfg.out}: table.md (everything; verbose=true prints it), {table.FILE}"
+                f" (pandas) and {MARKER}\nnext: python scripts/report.py run={cfg.out}"
             )
+            print(as_called(f"\n{shown}\n\n{saved}"))
             logger.log(
                 {
                     f"{name}/{figure}": estimate.value
@@ -129,7 +130,7 @@ def prepare(cfg: DictConfig) -> Comparison:
     for name, trained in checkpoints.items():
         check_checkpoints(cfg, pair, name, trained)
     for warning in check_costs(cfg, pair, names):
-        print(warning)
+        print(as_called(warning))
     methods = {name: Method(name, configured(cfg, name)) for name in names}
     tuned, advice = use_thresholds(cfg, pair, names, overrides)
     methods |= tuned
@@ -187,8 +188,8 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
     journal = Journal(journal_path(Path(cfg.out), facts), Trace)
     if journal.resumed:
         print(
-            f"going on after {journal.resumed} turns of an earlier run ({journal.path}; delete it"
-            " to start over)"
+            f"going on after {plural(journal.resumed, 'turn')} of an earlier run ({journal.path};"
+            " delete it to start over)"
         )
     return journal
 
@@ -218,11 +219,11 @@ def settle(
         if len(ways) > 1:
             engines = {label: engine(one, compared.pair) for label, one in ways.items()}
             plan = Plan(1, cfg.max_new_tokens, cfg.seed)
-            traces = decode(engines, compared.tried_on, plan, journal, f"{name}, tried")
+            traces = decode(engines, compared.tried_on, plan, journal, f"trying {name}")
             speeds[name] = {
                 label: table.tokens_per_second(decoded) for label, decoded in traces.items()
             }
-        where = f"on {len(compared.tried_on)} prompt(s) of the {CHOSEN_ON} split"
+        where = f"on {plural(len(compared.tried_on), f'{CHOSEN_ON} prompt')}"
         methods[name] = chosen(ways, speeds.get(name, {}), where)
     return methods, speeds
 
@@ -243,7 +244,7 @@ def compare(
     left_out = make_ready(engines, compared.requests, cfg.max_new_tokens)
     engines = {name: each for name, each in engines.items() if name not in left_out}
     notes = [f"{name} {methods[name].note}" for name in compared.tried]
-    stage = ": ".join(["methods", *notes, *(f"without {name}" for name in left_out)])
+    stage = ": ".join(["decoding", *notes, *(f"without {name}" for name in left_out)])
     plan = Plan(cfg.repeats, cfg.max_new_tokens, cfg.seed)
     traces = decode(engines, compared.requests, plan, journal, stage)
     prompts = [request.tokens for request in compared.requests]

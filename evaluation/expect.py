@@ -30,7 +30,7 @@ from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD, Estimate
 from runtime.json_files import write_checksummed
-from runtime.text import printable
+from runtime.text import plural, printable
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def expect(cfg: DictConfig) -> None:
     path = journal_path(out, depends_on)
     with only_writer(out), Journal(path, Expected) as journal:
         if journal.resumed:
-            print(f"going on after {journal.resumed} contexts ({path})")
+            print(f"going on after {plural(journal.resumed, 'context')} ({path})")
         turns = walked(cfg, engines, pair, texts, journal)
         measurements = measured(turns)
         summaries = figures(cfg, measurements)
@@ -329,7 +329,7 @@ def walked(
     """Return the results of every method in every context, from the journal where it has them."""
     plan, turns = Plan(cfg.positions, cfg.draws, cfg.seed), dict[tuple[str, str], Any]()
     total = sum(len(plan.lengths(text)) for text in texts)
-    with tqdm(total=total, initial=journal.resumed, desc="contexts", unit="context") as bar:
+    with tqdm(total=total, initial=journal.resumed, desc="drafting", unit=" contexts") as bar:
         for number, text in enumerate(texts):
             keys = {length: f"{number}/{length}" for length in plan.lengths(text)}
             done = [length for length, key in keys.items() if key in journal.turns]
@@ -374,7 +374,8 @@ def page(cfg: DictConfig, summaries: Mapping[str, Summary], turns: Turns, harves
         origin = f"responses of {printable(harvest.pair.name)} at temperature {temperature}"
     parts = [
         f"Most tokens per target call, expected: {with_interval(rows[best]['tokens'])}, of {best}."
-        f"\n{len(turns)} prompts, {count} contexts, {cfg.draws} draft(s) in each; {METHOD}.",
+        f"\n{plural(len(turns), 'prompt')}, {plural(count, 'context')},"
+        f" {plural(cfg.draws, 'draft')} in each; {METHOD}.",
         f"# {printable(cfg.pair.name)}, temperature {cfg.warp.temperature}: expected per target"
         " call",
         f"Contexts are of {origin}. Expectations over the verdicts of a draft; every method has the"

@@ -12,7 +12,7 @@ from decoding.interfaces import LM
 from decoding.models.loading import ModelPair
 from decoding.trace import Trace
 from evaluation.table import BASELINE
-from runtime.text import printable
+from runtime.text import plural, printable
 
 TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip
 STEPS = 2  # of narrower dtypes, in steps between neighbouring numbers: each logit may be one off
@@ -113,16 +113,25 @@ def evidence(
     every = [trace for name in traces if name in recorded for trace in traces[name]]
     eos_ids = frozenset(pair.eos_ids)
     broken = {fact for trace in every for fact in broken_invariants(trace, max_new_tokens, eos_ids)}
-    state = "; ".join(sorted(broken)) or "hold"
-    lines = [f"bookkeeping of a lossless decode: {state} ({len(every)} responses)"]
+    sound = (
+        "sound: each is what its rounds accepted and one token of the target's a round, and ends at"
+        " EOS or the limit"
+    )
+    state = f"FAULTY: {'; '.join(sorted(broken))}" if broken else sound
+    lines = [f"bookkeeping of {plural(len(every), 'response')} is {state}"]
     if not greedy:
         lines += [
-            f"sampled: NOT lossless for {', '.join(lossy)}, as enumeration shows"
+            f"sampled: NOT lossless: the verifiers of {', '.join(lossy)} change the target's"
+            " distribution, as the tests show by enumeration"
             if lossy
-            else "sampled: lossless by its verifiers, which the tests enumerate; not checked here"
+            else "sampled outputs are lossless by construction: the tests enumerate the output of"
+            " these engines and verifiers and find exactly the target's distribution; a run of"
+            " samples cannot show that"
         ]
         foreign = ", ".join(name for name in traces if name not in recorded)
-        return [*lines, f"not enumerated, as no code of ours: {foreign}"] if foreign else lines
+        return (
+            [*lines, f"not enumerated, as it is no code of ours: {foreign}"] if foreign else lines
+        )
     plain, dtype = traces[BASELINE], pair.target.model.dtype
     asked = list(prompts) * (len(plain) // len(prompts))
     differences = {
@@ -141,7 +150,7 @@ def difference_lines(differences: Mapping[str, Sequence[Difference]], outputs: i
         wrong = sum(not difference.excused for difference in each)
         state = "equal up to near ties" if each else "equal"
         state = f"NOT LOSSLESS on {wrong}" if wrong else state
-        equal = f"{outputs - len(each)} of {outputs} outputs equal autoregressive decoding"
+        equal = f"{outputs - len(each)} of {outputs} outputs equal plain decoding"
         lines.append(f"{name}: {equal} ({state})")
         lines += [
             f"  {printable(d.prompt_id)}, token {d.position}: {d.token} instead of"

@@ -1,6 +1,7 @@
 """The methods of a comparison: their names, parts and settings."""
 
 import copy
+import inspect
 import math
 import re
 import shlex
@@ -18,6 +19,7 @@ from data_gen.requests import refuse_other_shares
 from decoding.cost import read_cost
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
+from decoding.stopping.base import TunableRule
 from evaluation.decode import Engine
 from evaluation.replay import thresholds
 from evaluation.replay.read import REPLAYED
@@ -27,9 +29,11 @@ from runtime.compatibility import leaves
 from runtime.errors import UserError
 from runtime.files import checked_folder
 from runtime.intervals import Estimate
+from runtime.job import as_called, shared_settings
 from runtime.text import printable
 
 CUSTOM = "custom"  # the method whose parts the command line chooses
+CHOSEN_HERE = "Likely optimistic: chosen on the prompts it is judged on"
 COST_KEYS = ("stop.cost", "structure.cost.file")
 MEASURE = "python scripts/tune.py cost=measure"
 
@@ -54,13 +58,16 @@ class Method:
 
 def configured(cfg: DictConfig, name: str, changes: Mapping[str, Any] | None = None) -> DictConfig:
     """Return the resolved settings of `cfg.method[name]` with `changes`, by key; `cfg` is not
-    modified.
+    modified. Parts of the custom method that its engine does not take are left out.
 
     Raises UserError for a draft length beyond what the structure allows."""
     cfg = copy.deepcopy(cfg)
     for key, value in (changes or {}).items():
         OmegaConf.update(cfg, f"method.{name}.{key}", value)
     resolved: Any = OmegaConf.to_container(cfg.method[name], resolve=True)
+    if name == CUSTOM:
+        taken = ("engine", *resolved["engine"])
+        resolved = {part: each for part, each in resolved.items() if part in taken}
     settings: DictConfig = DictConfig({"method": {name: resolved}}).method[name]  # errors name it
     gamma = OmegaConf.select(settings, "stop.gamma")
     longest = OmegaConf.select(settings, "structure.gamma_max")
@@ -156,7 +163,7 @@ def use_thresholds(
     tuned, lines = tuned_methods(cfg, names, file, overrides)
     here = setup_facts(pair)
     elsewhere = tuned_elsewhere(cfg, file, overrides, here)
-    print("\n".join(map(printable, [*lines, *elsewhere])))
+    print(as_called("\n".join(map(printable, [*lines, *elsewhere]))))
     rule = file["results"]["chosen"]["advice"]
     holds = file["measured_on"] and not elsewhere and rule in (*tuned, thresholds.NO_ADVICE)
     return tuned, {"rule": rule, "file": str(cfg.thresholds)} if holds else None
@@ -201,9 +208,8 @@ def tuned_methods(
 def _unfit(settings: DictConfig, rule: Mapping[str, Any], name: str) -> str | None:
     """Return why a method is not the one that was replayed (chains, verified token by token, with a
     rule of the same settings and checkpoint); None if it is."""
-    parts = {part: settings.get(part, {}).get("_target_") for part in REPLAYED}
     if (
-        parts != REPLAYED
+        parts_of(settings) != REPLAYED
         or settings.structure.gamma_max < rule["gamma"]
         or thresholds.rule_settings(settings.stop, rule["setting"]) != rule["stop"]
     ):
@@ -212,6 +218,11 @@ def _unfit(settings: DictConfig, rule: Mapping[str, Any], name: str) -> str | No
     if folder and thresholds.checkpoint_hash(folder, key) != rule["checkpoint"]:
         return f"{folder} is not the checkpoint it was tuned with"
     return None
+
+
+def parts_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what makes those parts of a method that replay has only one of."""
+    return {part: settings.get(part, {}).get("_target_") for part in REPLAYED}
 
 
 def tuned_elsewhere(
@@ -247,8 +258,58 @@ def chosen(tried: Mapping[str, Method], speeds: Mapping[str, float], where: str)
     """Return the fastest method. speeds: tokens/s by the same names, if there are several; where:
     the prompts they were tried on, in words."""
     best = max(tried, key=lambda label: speeds.get(label, 0.0))
-    note = f"{best}, the fastest of {len(tried)} {where}" if len(tried) > 1 else best
+    values = [label.partition("=")[2] for label in tried]
+    of = ", ".join(values) if not any(" " in label for label in tried) else len(tried)
+    note = f"{best}, the fastest of {of} {where}" if len(tried) > 1 else best
     return replace(tried[best], note=note)
+
+
+# How methods were settled, in words ---------------------------------------------------------------
+
+
+def rule_of(settings: Mapping[str, Any]) -> type[TunableRule] | None:
+    """Return the class of a method's stop rule if it has a setting to tune."""
+    rule = get_object(settings["stop"]["_target_"]) if "stop" in settings else None
+    return rule if inspect.isclass(rule) and issubclass(rule, TunableRule) else None
+
+
+def origin(name: str, method: Mapping[str, Any], given: Sequence[str]) -> str:
+    """Return the setting of a method's stop rule and where it comes from; "" if there is none to
+    choose. method: of results.json; given: the words of the command line"""
+    rule = rule_of(method["settings"])
+    if method["note"] or rule is None:
+        return str(method["note"])
+    key = f"stop.{rule.setting}"
+    value = OmegaConf.select(OmegaConf.create(dict(method["settings"])), key)
+    how = "as given" if f"{prefix(name)}{key}" in set_keys(given) else "the default, not tuned"
+    return f"{key}={value}, {how}"
+
+
+def chosen_here(methods: Mapping[str, Mapping[str, Any]], command: str) -> str:
+    """Return that a method was chosen on the prompts it is judged on, and how to choose on others:
+    the commands to paste, and which methods cannot be tuned.
+
+    methods: the settings of each; command: of the comparison"""
+    tuned = [
+        name
+        for name, settings in methods.items()
+        if name != CUSTOM and rule_of(settings) and parts_of(settings) == REPLAYED
+    ]
+    others = [name for name in methods if name not in (BASELINE, *tuned)]
+    shared = shared_settings(words=shlex.split(command))
+    choices = [word.partition("=")[2] for word in shared if "." not in word.partition("=")[0]]
+    data, told = f"data/{'-'.join(choices) or 'rounds'}", [CHOSEN_HERE]
+    if tuned:
+        harvest = ["python", "scripts/gen_data.py", *shared, "anchors.stride=1", f"out={data}"]
+        rules = f"methods=[{','.join(tuned)}]"
+        tune = ["python", "scripts/tune.py", *shared, f"data={data}", rules]
+        told += [f"To choose on others: {shlex.join(harvest)}; {shlex.join(tune)}"]
+    if others:
+        told += [
+            f"scripts/tune.py cannot tune {', '.join(others)}: choose with split=calibration, then"
+            " judge with split=test"
+        ]
+    return as_called(". ".join(told))
 
 
 # Files of methods: checkpoints, costs, splits -----------------------------------------------------

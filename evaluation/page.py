@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,9 +11,11 @@ import pandas as pd
 from hydra.utils import get_object
 from omegaconf import DictConfig
 
+from decoding.engines.serial import SerialEngine
 from decoding.models.machine import in_words
-from decoding.stopping.base import TunableRule
+from decoding.structures.chain import Chain
 from decoding.trace import STAGES
+from evaluation.methods import CHOSEN_HERE, chosen_here, origin, rule_of
 from evaluation.table import (
     ALL,
     BASELINE,
@@ -23,18 +26,17 @@ from evaluation.table import (
     compare,
     count_prompts,
     markdown,
+    ratio,
     with_interval,
 )
 from runtime.intervals import METHOD, Estimate
-from runtime.text import printable
+from runtime.text import plural, printable
 
+PLAIN = "plain decoding"  # the baseline, as it is called wherever it is shown
 NOT_WORTH_IT = "plain decoding: no draft is worth it here"
 NO_GAIN = "no clear difference"
 FEW = 8  # prompts: with fewer, an interval is hardly more than their range
-CHOSEN_HERE = (
-    "Likely optimistic: chosen on the prompts it is judged on. To choose on others: python"
-    " scripts/tune.py"
-)
+NOISE = 1.1  # fastest over slowest repeat of plain decoding on a machine that is not quiet
 
 
 # The answer ---------------------------------------------------------------------------------------
@@ -45,10 +47,14 @@ def answer_of(
 ) -> list[str]:
     """Return two lines on what to use. advice: the `rule` that tuning advises, and its `file`."""
     drafting = [name for name, method in results["methods"].items() if method["speculates"]]
-    if advice is None:
-        return answer(measurements, labels_of(results), drafting)
-    how = f"Chosen by tuning on other prompts ({advice['file']})"
-    return answer(measurements, labels_of(results), drafting, advice["rule"], how)
+    rule, config = advice["rule"] if advice else None, results["run"]["config"]
+    settings = {name: method["settings"] for name, method in results["methods"].items()}
+    how = (
+        f"Chosen by tuning on other prompts ({advice['file']})"
+        if advice
+        else chosen_here(settings, results["run"]["command"])
+    )
+    return answer(measurements, labels_of(results), drafting, rule, how, config)
 
 
 def answer(
@@ -57,21 +63,26 @@ def answer(
     drafting: Collection[str],
     advised: str | None = None,
     how_chosen: str = CHOSEN_HERE,
+    config: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return two lines: what to use and how much faster it is, then how sure that is.
+    """Return what to use and how much faster it is, and how sure that is, with how it was chosen in
+    a line of its own.
 
     labels: policy -> its name with the numbers of its stop rule; drafting: policies that tuning has
     not replaced by plain decoding; advised: the one that tuning advises, None: the fastest that is
-    shown to be faster."""
+    shown to be faster; config: of the comparison, for advice on too few prompts."""
     speeds = compare(measurements)
     drafts = [name for name in speeds if name in drafting and name != BASELINE]
     best = chosen(speeds, drafting, advised)
+    fastest = best or max(drafts, key=lambda name: speeds[name].value, default=None)
+    why = basis(measurements, fastest, config or {})
+    if fastest is None:
+        return [f"Nothing to choose: {PLAIN} alone was decoded. Name methods=[...]", why]
+    why += f"\n{how_chosen}."
     if best is None:
-        first = "Use plain decoding: no method is shown to be faster here."
-        fastest = max(drafts, key=lambda name: speeds[name].value, default=None)
-        if fastest:
-            first += f" The fastest, {labels[fastest]}, is at {times(speeds[fastest])} its speed."
-        return [first, basis(measurements, how_chosen)]
+        first = f"Use {PLAIN}: no method is shown to be faster here."
+        first += f" The fastest, {labels[fastest]}, is at {times(speeds[fastest])} its speed."
+        return [first, why]
     first = f"Use {labels[best]}: {times(speeds[best])} plain decoding."
     if lower(speeds[best]) <= 1:
         first += (
@@ -80,23 +91,24 @@ def answer(
             else " The interval holds 1, so these prompts do not show a gain."
         )
     others = compare(measurements, best)
-    rest = {name: others[name] for name in drafts if name != best}
-    return [" ".join([first, *beside(rest)]), basis(measurements, how_chosen)]
+    rest = {labels[name]: others[name] for name in drafts if name != best}
+    return [" ".join([first, *beside(rest, labels[best])]), why]
 
 
-def beside(speeds: Mapping[str, Estimate]) -> list[str]:
-    """Return sentences that compare other policies with the one to use. speeds: theirs over its."""
-    groups: dict[str, list[str]] = {
-        "No clear difference from it": [],
-        "Clearly slower": [],
-        "Faster here, though not where it was chosen": [],
-    }
-    same, slower, faster = groups.values()
-    for name, speed in speeds.items():
-        if speed.low is not None:
-            group = slower if upper(speed) < 1 else faster if lower(speed) > 1 else same
-            group.append(name)
-    return [f"{words}: {', '.join(names)}." for words, names in groups.items() if names]
+def beside(speeds: Mapping[str, Estimate], best: str = "it") -> list[str]:
+    """Return a sentence that compares other policies with the one to use, `best`; none where there
+    are none. speeds: theirs over its."""
+    each = [
+        f"{name} is at {with_interval(speed, unit='x')}, {words_for(speed)}"
+        for name, speed in speeds.items()
+        if speed.low is not None
+    ]
+    return [f"Beside {best}: {'; '.join(each)}."] if each else []
+
+
+def words_for(speed: Estimate) -> str:
+    """Return what the interval of a ratio of speeds shows."""
+    return "slower" if upper(speed) < 1 else "faster" if lower(speed) > 1 else NO_GAIN
 
 
 def chosen(
@@ -111,18 +123,53 @@ def chosen(
     return max(faster, key=lambda name: speeds[name].value, default=None)
 
 
-def basis(measurements: pd.DataFrame, how_chosen: str) -> str:
-    """Return the basis of the answer, in a line."""
+def basis(measurements: pd.DataFrame, policy: str | None, config: Mapping[str, Any]) -> str:
+    """Return the basis of the answer, in a line. policy: the one it is about; config: of the
+    comparison."""
     repeats, prompts = int(measurements["repeat"].max()) + 1, count_prompts(measurements)
     few = (
-        f" Provisional: {prompts} is too few for a trustworthy interval; raise limit."
+        f" Provisional: {prompts} is too few for a trustworthy interval; {more(prompts, config)}."
         if prompts < FEW
         else ""
     )
     return (
-        f"Measured on {prompts} prompt{'s' * (prompts > 1)}, {repeats} repeat{'s' * (repeats > 1)};"
-        f" speeds include the prefill; {METHOD}.{few} {how_chosen}."
+        f"Measured on {plural(prompts, 'prompt')}, {plural(repeats, 'repeat')}; speeds include the"
+        f" prefill; {METHOD}.{by_repeat(measurements, policy)}{few}"
     )
+
+
+def more(prompts: int, config: Mapping[str, Any]) -> str:
+    """Return how to compare on more prompts than these."""
+    split = config.get("split", "test")
+    if prompts >= (config.get("limit") or FEW) or split == "all":
+        return f"set limit={FEW} or more"
+    return f"the {split} split has no more: take a larger dataset, or split=all"
+
+
+def by_repeat(measurements: pd.DataFrame, policy: str | None) -> str:
+    """Return the range of a policy's speed-up and of plain decoding's speed over the repeats, which
+    intervals over prompts leave out, with a warning where plain decoding varies; "" for one
+    repeat."""
+    rows = measurements[measurements["policy"].isin([BASELINE, policy])]
+    repeats = [each for _, each in rows.groupby("repeat")]
+    if len(repeats) < 2:
+        return ""
+    plain = [
+        ratio(each[each["policy"] == BASELINE], "emitted", "seconds").value for each in repeats
+    ]
+    slow, fast = min(plain), max(plain)
+    speeds = [compare(each)[policy].value for each in repeats if policy]
+    told = f"speed-up {min(speeds):.2f} to {max(speeds):.2f}, " if speeds else ""
+    told = (
+        f" By repeat (noise of the machine and of sampling): {told}{PLAIN} {slow:.1f} to {fast:.1f}"
+        " tokens/s."
+    )
+    if fast > NOISE * slow:
+        told += (
+            f" Warning: the speed of {PLAIN} itself differs by {fast / slow - 1:.0%} between"
+            " repeats, so the machine was not quiet: differences smaller than that show nothing."
+        )
+    return told
 
 
 def times(speed: Estimate) -> str:
@@ -145,6 +192,8 @@ def labels_of(results: Mapping[str, Any]) -> dict[str, str]:
 def labelled(name: str, settings: Mapping[str, Any]) -> str:
     """Return a method's name with the number of its stop rule that tuning settles, such as
     `confidence at 0.4`."""
+    if name == BASELINE:
+        return PLAIN
     stop = settings.get("stop") or {}
     nested = [inner for inner in stop.values() if isinstance(inner, Mapping)]
     for group in (stop, *nested):
@@ -154,21 +203,29 @@ def labelled(name: str, settings: Mapping[str, Any]) -> str:
     return name
 
 
-def legend(methods: Mapping[str, Any]) -> str:
-    """Return a description of each method, from the docstring of its decisive part: a stop rule
-    that has a setting to tune, else the structure, else the engine."""
-    lines = []
+def legend(methods: Mapping[str, Any], command: str = "") -> str:
+    """Return a description of each method, from the docstrings of its decisive parts: an engine
+    that is not serial, a structure that is no chain, a stop rule that has a setting to tune (if
+    there is none of them, the chain), and where that setting comes from. command: the whole"""
+    lines, given = [], shlex.split(command)
     for name, method in methods.items():
-        parts = [
-            get_object(method["settings"][part]["_target_"])
-            for part in ("stop", "structure", "engine")
-            if part in method["settings"]
-        ]
-        tunable = inspect.isclass(parts[0]) and issubclass(parts[0], TunableRule)
-        decides = parts[0] if tunable or len(parts) < 3 else parts[1]
-        sentence = re.split(r"\.(?=\s+[A-Z]|\s*$)", inspect.getdoc(decides) or "")[0]
-        lines.append(f"- {name}: {' '.join(sentence.split())}.")
+        settings = method["settings"]
+        engine, structure = (
+            get_object(settings[part]["_target_"]) if part in settings else None
+            for part in ("engine", "structure")
+        )
+        usual = (SerialEngine, Chain, None)
+        decisive = [part for part in (engine, structure, rule_of(settings)) if part not in usual]
+        told = [first_sentence(part) for part in decisive or [structure]]
+        told += filter(None, [origin(name, method, given)])
+        label = f"{PLAIN} ({name})" if name == BASELINE else name
+        lines.append(f"- {label}: {'. '.join(told)}.")
     return "\n".join(lines)
+
+
+def first_sentence(part: Any) -> str:
+    sentence = re.split(r"\.(?=\s+[A-Z]|\s*$)", inspect.getdoc(part) or "")[0]
+    return " ".join(sentence.split())
 
 
 # The tables ---------------------------------------------------------------------------------------
@@ -181,7 +238,16 @@ DRAFTS = {
     "rollback RB": ".3f",
 }
 OVERLAPS = {"waste": ".3f"} | {name: ".1%" for name in OVERLAP if name != "waste"}
-PROFILE = dict.fromkeys([*STAGES, "overhead"], ".1%")  # overhead: outside both models' forwards
+DRAFTS_LEGEND = (
+    "acceptance: accepted of all draft tokens. accepted length M: mean length of a run of accepted"
+    " draft tokens; with draft and target in turn, a run is a round. rollback RB: share of draft"
+    " steps that a rejection took."
+)
+PROFILE = dict.fromkeys([*STAGES, "overhead"], ".1%")
+PROFILE_LEGEND = (
+    "overhead: decode time outside both models' forwards, whatever stage it is in. sample: drawing"
+    " tokens. Where draft and target run side by side, shares add up to more than 100 %."
+)
 COSTS = (
     "Modelled: the counts of this run, priced; prefill, drawing, verification and the stop rule"
     " cost nothing; what runs side by side takes as long as the slower one. measured: seconds per"
@@ -202,7 +268,7 @@ def page(
         dataset: {labels[name]: row for name, row in summary.items()}
         for dataset, summary in results["summary"].items()
     }
-    repeats = f"{cfg.repeats} repeat{'s' * (cfg.repeats > 1)}"
+    repeats = plural(cfg.repeats, "repeat")
     parts = ["\n".join(lines), f"# {heading(cfg)}", *simulated(cfg.pair), hardware(results["run"])]
     if whole:
         parts += [
@@ -212,12 +278,15 @@ def page(
         ]
     for dataset in rows if whole else (ALL,):
         if whole:
-            prompts = results["prompts"][dataset]
-            parts += [f"## {printable(dataset)}: {prompts} prompts, {cfg.repeats} repeats"]
-        parts += [speed_table(rows[dataset], results["against"], drafting)]
-        parts += [draft_table(rows[dataset])] if whole else []
+            prompts = plural(results["prompts"][dataset], "prompt")
+            parts += [f"## {printable(dataset)}: {prompts}, {repeats}"]
+        table = speed_table(
+            rows[dataset], results["against"], drafting, results["prompts"][dataset]
+        )
+        parts += [table, *([draft_table(rows[dataset])] if whole else [])]
+        parts += [DRAFTS_LEGEND] if whole and dataset == ALL else []
         parts += draft_lines(draft["match"][dataset]) if draft else []
-    parts += [legend(results["methods"])]
+    parts += [legend(results["methods"], results["run"]["command"])]
     if whole:
         parts += remarks(results)
     parts += [
@@ -229,12 +298,13 @@ def page(
         parts += ["## Draft and target side by side", figure_table(shared, OVERLAPS)]
     if cfg.modelled:
         parts += ["## Speed-up, modelled: a device for each model"]
-        costs = [figure for figure in rows[ALL][BASELINE] if figure.startswith(f"{SPEEDUP}, ")]
+        costs = [figure for figure in rows[ALL][PLAIN] if figure.startswith(f"{SPEEDUP}, ")]
         written = partial(with_interval, unit="x")
         parts += [figure_table(rows[ALL], dict.fromkeys(costs, ".2f"), written), COSTS]
     if whole:
         parts += ["## Lossless", *results["lossless"]]
         parts += ["## Share of decode time", figure_table(rows[ALL], PROFILE)]
+        parts += [PROFILE_LEGEND]
     else:
         parts += ["\n".join(lossless_in_short(results["lossless"]))]
     return "\n\n".join(parts)
@@ -242,14 +312,14 @@ def page(
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
     """Return remarks on the origin of the numbers."""
-    methods = results["methods"].items()
-    parts = [f"{name}: {method['note']}." for name, method in methods if method["note"]]
+    parts = list[str]()
     for name, speeds in results["tried"].items():
         each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
         parts += [f"{name}, tokens/s in the pass that chose: {each}"]
     if results["resumed"]:
         parts += [
-            f"Decoded in more than one sitting ({results['resumed']} turns before the last one)."
+            f"Decoded in more than one sitting ({plural(results['resumed'], 'turn')} before the"
+            " last one)."
             " The methods of a turn ran next to each other; tokens/s mix the sittings."
         ]
     if results["draft"]:
@@ -300,12 +370,15 @@ def simulated(pair: Mapping[str, Any]) -> list[str]:
 
 
 def speed_table(
-    summary: Summary, against: Mapping[str, str], drafting: Collection[str] | None = None
+    summary: Summary,
+    against: Mapping[str, str],
+    drafting: Collection[str] | None = None,
+    prompts: int = FEW,
 ) -> str:
     """Return the table of the speeds of all methods.
 
     against: heading -> further method to compare with; drafting: methods that tuning has not
-    replaced by plain decoding, None: all"""
+    replaced by plain decoding, None: all; prompts: number of them"""
     rows = [
         [
             name,
@@ -315,7 +388,7 @@ def speed_table(
             f"{row['tokens/target call'].value:.2f}",
             f"{row['acceptance'].value:.3f}" if row["drafted/round"].value else "-",
             f"{row['stop rule time'].value:.1%}",
-            verdict(name, row, drafting),
+            verdict(name, row, drafting, prompts),
         ]
         for name, row in summary.items()
     ]
@@ -323,24 +396,24 @@ def speed_table(
         f"vs {what}" if what == other else f"vs {what} ({other})" for what, other in against.items()
     ]
     header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
-    return markdown([*header, "acceptance", "stop rule time", "verdict"], rows)
+    return markdown([*header, "acceptance", "stop rule time", f"vs {PLAIN}"], rows)
 
 
-def verdict(name: str, row: Row, drafting: Collection[str] | None = None) -> str:
-    """Return whether the method is faster than plain decoding, by the interval over prompts; one
-    prompt decides nothing."""
+def verdict(
+    name: str, row: Row, drafting: Collection[str] | None = None, prompts: int = FEW
+) -> str:
+    """Return whether the method is faster than plain decoding, by the interval over prompts; few
+    of them decide nothing."""
     speed = row[SPEEDUP]
-    if name == BASELINE:
-        return "baseline"
+    if name in (BASELINE, PLAIN):
+        return "-"
     if drafting is not None and name not in drafting:
         return NOT_WORTH_IT
     if row["tokens/target call"].value == 1 and row["drafted/round"].value == 0:
         return "does not speculate"
-    if speed.low is None:
-        return "one prompt"
-    if lower(speed) > 1:
-        return "faster"
-    return "SLOWER" if upper(speed) < 1 else NO_GAIN
+    if speed.low is None or prompts < FEW:
+        return "few prompts"
+    return words_for(speed).replace("slower", "SLOWER")
 
 
 def draft_table(summary: Summary) -> str:

@@ -32,6 +32,7 @@ from decoding.models.eagle.draft import FILE as MAPS_FILE
 from decoding.models.eagle.draft import MAPS
 from runtime.errors import UserError
 from runtime.files import file_hash, refuse_foreign, replaced_folder, write_atomically, write_json
+from runtime.job import as_called
 from runtime.json_files import read_object
 
 LAYERS, PROVENANCE = "draft_layers.safetensors", "provenance.json"
@@ -318,7 +319,8 @@ def ship(folder: Path, into: Path, notes: Mapping[str, Any]) -> None:
     halved = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     write_atomically(layers, lambda path: save_file(halved, path, facts), "ship")
     write_json(provenance, record, "ship")
-    print(f"{layers}, {provenance}: shipped from {folder}. Build it: python pairs/build_pair.py")
+    build = as_called("python pairs/build_pair.py")
+    print(f"{layers}, {provenance}: shipped from {folder}. Build it: {build}")
 
 
 def record_of(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pairs.training import STATE, DraftTraining
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
-from runtime.job import command_line
+from runtime.job import as_called, command_line
 from runtime.json_files import OpenForm, read_json, write_checksummed
 
 MARKER = "training.json"  # marks the folder of a trained draft
@@ -154,7 +154,7 @@ def finish(
     finally:
         logger.finish()
     print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
-    print(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}")
+    print(as_called(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}"))
 
 
 def alternate(run: DraftTraining, writer: ChatWriter, train: Callable[[int], None]) -> None:

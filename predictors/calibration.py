@@ -183,10 +183,11 @@ def calibrate(
         after = cross_entropy(shifted, targets)
         if after < before:
             logits, kept = shifted, replace(kept, method="offset", offset=offset, nll_after=after)
+    nothing = "nothing fitted but the offset of the priors" if kept.offset else "nothing fitted"
     if (targets.sum(0) <= 0).any():
-        return replace(kept, note="nothing fitted: a class does not occur in the calibration split")
+        return replace(kept, note=f"{nothing}: a class does not occur in the calibration split")
     if kept.prompts < 2:
-        note = "nothing fitted: that takes two prompts, the calibration split has one"
+        note = f"{nothing}: a fit takes two prompts, the calibration split has one"
         return replace(kept, note=note)
     return _best(fit, kept, logits, targets, group)
 

@@ -1,6 +1,7 @@
 """The table of a trained predictor's scores, and its model card."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from predictors.calibration import Calibration
 from predictors.survival import Survival
+from runtime.text import plural
 
 if TYPE_CHECKING:
     from predictors.base import Predictor
 
 COLUMNS = ("kl", "brier", "ece", "auroc", "accuracy")
+HIGHER = ("auroc", "accuracy")  # is better, of the others lower
 LEGEND = (
     "kl: mean CE - entropy of the label (log loss if it is hard). brier: mean squared error. ece:"
     " 15 equal bins. auroc: soft labels count as weighted rows. draft confidence: logistic"
@@ -39,10 +42,15 @@ ACROSS = ("class", "token", "prefix 2", "prefix 4", "prefix all")  # compared be
 
 
 def score_table(test: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one line per predictor, markdown. test: predictor -> its `metrics.scores`."""
+    """Return which scores are better, and one line per predictor, markdown. test: predictor -> its
+    `metrics.scores`."""
     columns = [name for name in COLUMNS if any(name in row for row in test.values())]
     rows = {name: [f"{row[column]:.4f}" for column in columns] for name, row in test.items()}
-    return _table(columns, rows, "predictor", least=8)
+    lower, higher = (
+        ", ".join(name for name in columns if (name in HIGHER) == high) for high in (False, True)
+    )
+    better = f"Lower is better: {lower}; higher is better: {higher}."
+    return f"{better}\n\n{_table(columns, rows, 'predictor', least=8)}"
 
 
 def confusion(name: str, metrics: Mapping[str, Any]) -> list[list[int]] | None:
@@ -87,7 +95,8 @@ def calibration_text(calibration: Calibration) -> str:
         lines.append((f"prefix survival: {'product' if survival.is_product else form}", survival))
     return "\n".join(
         f"- {what}{f' ({fit.note})' if fit.note else ''}: cross-entropy {fit.nll_before:.4f}"
-        f" before, {fit.nll_after:.4f} after, on {fit.rows} rows of {fit.prompts} prompts"
+        f" before, {fit.nll_after:.4f} after, on {plural(fit.rows, 'row')} of"
+        f" {plural(fit.prompts, 'prompt')}"
         for what, fit in lines
     )
 
@@ -110,9 +119,9 @@ def reliability_table(measured: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def interval(estimate: Sequence[float], to: str = "-", digits: int = 3) -> str:
-    """Return 0.031 (0.020-0.044)."""
+    """Return 0.031 (0.020-0.044), without an interval where its ends are NaN."""
     value, low, high = (f"{number:.{digits}f}" for number in estimate)
-    return f"{value} ({low}{to}{high})"
+    return value if math.isnan(estimate[1]) else f"{value} ({low}{to}{high})"
 
 
 def reliability_tables(measured: Mapping[str, Mapping[str, Any]]) -> str:
@@ -196,11 +205,11 @@ def model_card(
         "Draft warp": json.dumps(config["draft_warp"]),
         "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
         "Training": (
-            f"{metrics['epochs']} epochs, {metrics['seconds']:.0f} s, seed {made['seed']}"
+            f"{plural(metrics['epochs'], 'epoch')}, {metrics['seconds']:.0f} s, seed {made['seed']}"
         ),
     }
     splits = ", ".join(
-        f"{split} {count['rows']} rows of {count['prompts']} prompts"
+        f"{split} {plural(count['rows'], 'row')} of {plural(count['prompts'], 'prompt')}"
         for split, count in data["splits"].items()
     )
     parts = [

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import isnan
 
 from decoding.models.machine import other_machine
-from evaluation.page import CHOSEN_HERE, answer, chosen, labelled
+from evaluation.methods import chosen_here
+from evaluation.page import answer, chosen, labelled
 from evaluation.table import ALL, BASELINE, compare
 from reports.artifacts import Artifacts, Checkpoint, Evaluation, Json, grouped
 from reports.harvest_data import models
@@ -85,7 +86,9 @@ def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
     )
     if not names:
         return None
-    tuning, advised, how = _tuning(evaluation, artifacts), None, CHOSEN_HERE
+    where, run = setting(evaluation), evaluation.results["run"]
+    tuning, advised = _tuning(evaluation, artifacts), None
+    how = chosen_here({name: evaluation.settings(name) for name in names}, run["command"])
     if tuning is not None:
         advised = tuning["results"]["chosen"]["advice"]
         split = f"the {tuning['chosen_on']} split of {tuning['data']['folder']} ({tuning['file']})"
@@ -93,9 +96,8 @@ def _answer(evaluation: Evaluation, artifacts: Artifacts) -> Answer | None:
     shown = {name: name.replace("_", " ") for name in names}
     labels = {name: labelled(shown[name], evaluation.settings(name)) for name in names}
     drafting = [name for name in names if evaluation.speculates(name)]
-    use, why = answer(evaluation.measurements, labels, drafting, advised, how)
+    use, why = answer(evaluation.measurements, labels, drafting, advised, how, evaluation.config)
     best = chosen(speeds, drafting, advised)
-    where, run = setting(evaluation), evaluation.results["run"]
     on = f"{where['pair']}, T = {evaluation.temperature:g}, {where['machine']}"
     command = shlex.split(run["command"])
     kept = [part for part in command if re.split(r"[.=]", part)[0] not in ONE_RUN]

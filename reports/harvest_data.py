@@ -16,6 +16,7 @@ from predictors.training.trainer import logits_in_chunks
 from reports.artifacts import Artifacts, Checkpoint, grouped
 from reports.figure import Builder, Figure, Missing, each
 from runtime.errors import TooFewRows
+from runtime.text import plural
 
 T = TypeVar("T")
 NEEDS = "needs a harvest: python scripts/gen_data.py"
@@ -103,7 +104,7 @@ def counted(parts: Sequence[DraftTokens]) -> str:
     """Return the size of a figure's data in words."""
     prompts = sum(len(tokens.group.unique()) for tokens in parts)
     tokens = sum(len(tokens.q) for tokens in parts)
-    return f"{parts[0].pair}, {prompts:,} prompts, {tokens:,} draft tokens"
+    return f"{parts[0].pair}, {plural(prompts, 'prompt')}, {plural(tokens, 'draft token')}"
 
 
 def draft_tokens(harvests: Sequence[Harvest]) -> list[DraftTokens]:

@@ -14,6 +14,7 @@ from evaluation.page import times
 from reports.answer import answers
 from reports.artifacts import Artifacts
 from reports.figure import Cell, Figure
+from runtime.text import plural
 
 MOST_ROWS = 200  # of a table in the page; its CSV has all
 
@@ -118,15 +119,15 @@ def origins(artifacts: Artifacts) -> list[Origin]:
         requests = max(map(len, evaluation.traces.values()))
         about = (
             f"{config['pair']['name']}, temperature {evaluation.temperature:g},"
-            f" {', '.join(evaluation.datasets)}: {requests // config['repeats']} prompts, repeats:"
-            f" {config['repeats']}; {run['date']}"
+            f" {', '.join(evaluation.datasets)}: {plural(requests // config['repeats'], 'prompt')},"
+            f" {plural(config['repeats'], 'repeat')}; {run['date']}"
         )
         place = str(evaluation.folder)
         listed.append(Origin("evaluation", place, about, _machine(run), run["command"]))
     for harvest in artifacts.harvests:
         about = (
             f"{harvest.pair.name}, temperature {harvest.warps.target.temperature:g},"
-            f" {harvest.manifest.prompts.count} prompts, rounds of {harvest.gamma} tokens"
+            f" {plural(harvest.manifest.prompts.count, 'prompt')}, rounds of {harvest.gamma} tokens"
         )
         listed.append(_made("harvest", harvest.folder, about, harvest.manifest.written))
     for checkpoint in artifacts.checkpoints:

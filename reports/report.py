@@ -27,9 +27,9 @@ from reports.artifacts import REPORT, Artifacts
 from reports.figure import Builder, Entry, Figure, Missing, save
 from reports.page import Lack, Section, Shown, page
 from reports.viewer.viewer import fragment
-from runtime.errors import UserError
+from runtime.errors import UserError, shown
 from runtime.files import file_name, replaced_folder, write_json
-from runtime.job import command_line
+from runtime.job import as_called, command_line
 
 GENERAL = "reports.figures"
 DEFAULT = ("runs", "data", "checkpoints")
@@ -47,7 +47,24 @@ def figure_registry(packages: Sequence[str]) -> list[Listed]:
     page. A package that is neither, such as `papers` with a wheel, has none."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    return [listed for name in packages if find_spec(name) for listed in _listed(name)]
+    return [listed for name in packages if _is_there(name) for listed in _listed(name)]
+
+
+def _is_there(package: str) -> bool:
+    """Return whether a package can be imported. Raises UserError for what is no package."""
+    if all(map(str.isidentifier, package.split("."))) and package != "__main__":
+        try:
+            spec = find_spec(package)
+        except ModuleNotFoundError as error:
+            if not f"{package}.".startswith(f"{error.name}."):
+                raise  # a package around it lacks an import
+            spec = None
+        if spec is None or spec.submodule_search_locations is not None:
+            return spec is not None
+    raise UserError(
+        f"figures: expected packages, got {shown(package)}. Name a folder of modules with FIGURES,"
+        f" such as {GENERAL}"
+    )
 
 
 def _listed(name: str) -> Iterator[Listed]:
@@ -113,7 +130,7 @@ def build(
     sections: dict[str, list[Shown]] = {}
     lacking, taken = list[Lack](), set[str]()
     listed = [(*one, one.entry.builders(artifacts)) for one in figure_registry(packages)]
-    with tqdm(total=sum(len(each) for *_, each in listed), desc="report", unit="figure") as bar:
+    with tqdm(total=sum(len(each) for *_, each in listed), desc="drawing", unit=" figures") as bar:
         for section, entry, builders in listed:
             needs, shown = dict[str, None](), list[Shown]()
             for builder in builders:
@@ -126,7 +143,7 @@ def build(
                 bar.update()
             sections.setdefault(section, []).extend(shown)
             if not shown:
-                lacking.append(Lack(entry.title, "; ".join(needs)))
+                lacking.append(Lack(entry.title, as_called("; ".join(needs))))
     return [Section(title, shown) for title, shown in sections.items() if shown], lacking
 
 

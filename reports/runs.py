@@ -28,6 +28,7 @@ from reports.artifacts import Artifacts, Evaluation, Json, grouped
 from reports.figure import Builder, Figure, Missing, Record, estimated
 from reports.harvest_data import models
 from runtime.intervals import Estimate
+from runtime.text import plural
 
 PARTS = ("engine", "structure", "verifier", "stop")
 CALLS, LENGTH, ROLLBACK = "tokens/target call", "accepted length M", "rollback RB"
@@ -233,7 +234,8 @@ def ratios_of(selected: Sequence[Run]) -> list[float]:
 def extent(selected: Sequence[Run]) -> str:
     """Return the size of a figure's data in words."""
     rows = pd.concat([run.rows for run in selected])
-    return f"{rows.groupby(['dataset', 'prompt']).ngroups} prompts, {rows['rounds'].sum()} rounds"
+    prompts = plural(rows.groupby(["dataset", "prompt"]).ngroups, "prompt")
+    return f"{prompts}, {plural(int(rows['rounds'].sum()), 'round')}"
 
 
 # Evaluations that one table may hold --------------------------------------------------------------

@@ -27,22 +27,17 @@ from yaml import YAMLError
 
 from runtime.errors import UserError, shown
 from runtime.files import ROOT, remedy
-from runtime.job import called
+from runtime.job import COMMAND, as_called, called
 from runtime.processes import launched
 from runtime.settings.composed import asked, check, composed, jobs, runs, table
 from runtime.settings.kinds import Group, alternatives
 from runtime.text import printable
 
-COMMAND = "draftpredict"  # of an installation (pyproject.toml)
 BAD_INPUT = 2
 INTERRUPTED = 130
 UNREAD = 141  # a shell's exit code for a program that SIGPIPE ended
-SILENT = (
-    "hydra.run.dir=.",
-    "hydra.output_subdir=null",
-    "hydra/job_logging=none",
-    "hydra/hydra_logging=none",
-)
+NO_RUN_FOLDER = ("hydra.run.dir=.", "hydra.output_subdir=null")
+SILENT = (*NO_RUN_FOLDER, "hydra/job_logging=none", "hydra/hydra_logging=none")
 _FOREIGN_GROUP = re.compile(r"Could not override '([^'@]+)'\. No match in the defaults list")
 FOLDERS = ("", "scripts", "pairs", "papers")  # of programs; an installation has no papers
 GROUPS = ("warp", "features", "stop", "structure", "cost")
@@ -76,10 +71,10 @@ class Program:
     Bad input (`UserError`, a setting that is unknown, missing or out of range, a full disk, a
     folder without access) ends with one line on stderr and exit code 2, Ctrl-C with exit code 130,
     output that nobody reads any more (``| head``) silently with exit code 141; anything else is a
-    bug and keeps its traceback. Settings are checked before Hydra makes a run folder and before
-    `main` imports a model library, those of every job of a sweep before the first begins. The
-    working directory stays where the user is. A sweep (``-m``) goes on after a job that failed, and
-    ends with its exit code."""
+    bug and keeps its traceback. Settings are checked before Hydra makes a run folder (of a
+    single run only where ``hydra.run.dir`` names one) and before `main` imports a model library,
+    those of every job of a sweep before the first begins. The working directory stays where the
+    user is. A sweep (``-m``) goes on after a job that failed, and ends with its exit code."""
 
     def __init__(
         self,
@@ -146,6 +141,8 @@ class Program:
             print(self.help(conf))
             return
         arguments = asked(sys.argv[1:])
+        if not (arguments.multirun or any(one.startswith("hydra.run.dir=") for one in sys.argv)):
+            sys.argv += [*NO_RUN_FOLDER, "hydra/job_logging=stdout"]
         if runs(arguments):
             for overrides in jobs(conf, arguments):
                 check(
@@ -169,7 +166,7 @@ class Program:
         arguments = asked([one for one in sys.argv[1:] if one not in ("-h", "--help")])
         doc = inspect.getdoc(sys.modules[self.main.__module__]) or ""
         settings = composed(conf, self.config, arguments.overrides, more=arguments.config_dir)
-        return f"{doc}\n\n{table(self.settings, settings, conf)}"
+        return f"{as_called(doc)}\n\n{table(self.settings, settings, conf)}"
 
 
 class Job:
@@ -395,11 +392,10 @@ def _one_line(text: str) -> str:
 
 def _exit(message: str, code: int) -> None:
     rank = 0
-    if Path(sys.argv[0]).stem == COMMAND:  # its remedies, too, are called from any folder
-        message = re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", message)
     with suppress(UserError):  # this call may itself be the cause of the error
         rank = launched().rank
-    print(f"error in process {rank}: {message}" if rank else f"error: {message}", file=sys.stderr)
+    where = f"error in process {rank}" if rank else "error"
+    print(f"{where}: {as_called(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -4,7 +4,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from hydra.types import RunMode
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name
 
+COMMAND = "draftpredict"  # of an installation (pyproject.toml)
 ASIDE = ("out", "overwrite", "logger", "verbose")
 """Keys that do not change what a job makes."""
 
-SHARED = {"pair", "dataset", "warp", "draft_warp", "splits"}
+SHARED = ("pair", "dataset", "warp", "draft_warp", "splits")
 """Keys that a harvest, tuning and decoding have in common."""
 
 _CALLED: list[str] = []  # the words of the command
@@ -43,13 +44,24 @@ def command_of(program: str, *settings: str) -> str:
     """Return the command of a program ("tune") for the pair, distributions and prompts of this job,
     and for the harvest and the methods of a job of the same program; what the job says wins over
     `settings`."""
-    same = {"data", "methods", "batch"} if program == Path(*_CALLED[1:2]).stem else set[str]()
-    words = {word.partition("=")[0]: word for word in settings}
-    for word in _CALLED[2:]:
-        key = word.partition("=")[0]
-        if re.split(r"[.@]", key.lstrip("+~"))[0] in SHARED | same:
-            words[key] = word
+    same = ("data", "methods", "batch") if program == Path(*_CALLED[1:2]).stem else ()
+    words = {word.partition("=")[0]: word for word in [*settings, *shared_settings(*SHARED, *same)]}
     return shlex.join(["python", f"scripts/{program}.py", *words.values()])
+
+
+def as_called(text: str) -> str:
+    """Return `text` with its commands as this program is called: ``draftpredict tune`` in the place
+    of ``python scripts/tune.py`` where that is how it began, from whatever folder."""
+    if COMMAND not in (Path(sys.argv[0]).stem, *_CALLED[:1]):
+        return text
+    return re.sub(r"python (?:\w+/)?(\w+)\.py", rf"{COMMAND} \1", text)
+
+
+def shared_settings(*keys: str, words: Sequence[str] | None = None) -> list[str]:
+    """Return the words of a command line, by default this job's, that set what a harvest, tuning
+    and decoding must have in common, or these `keys` alone."""
+    every = _CALLED[2:] if words is None else words
+    return [x for x in every if re.split(r"[.@=]", x.lstrip("+~"))[0] in (keys or SHARED)]
 
 
 def is_job() -> bool:

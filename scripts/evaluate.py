@@ -67,7 +67,9 @@ class Evaluate(Methods):
     pair: Pair
     dataset: Dataset
     logger: Logger
-    methods: Annotated[Names, "keys of `method` to compare; autoregressive always runs"]
+    methods: Annotated[
+        Names, "keys of `method` to compare; autoregressive, plain decoding, always runs"
+    ]
     tried: Annotated[
         dict[str, Any],
         "settings of a method that are not tuned: of each list, the fastest in a pass over prompts"
@@ -89,7 +91,7 @@ class Evaluate(Methods):
     seed: Annotated[Seed, "of the responses' draws"]
     against: Annotated[
         dict[str, SomeNames],
-        "what methods are compared with besides the baseline: of each list, the fastest",
+        "what methods are compared with besides plain decoding: of each list, the fastest",
     ]
     assistant: Annotated[
         Path | None,

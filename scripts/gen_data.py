@@ -65,9 +65,15 @@ def main(asked: GenData) -> None:
     from data_gen.prompts.render import as_asked
     from data_gen.requests import make_requests, repeats, split_prompts
     from data_gen.responses.external import asked_on, with_responses
-    from data_gen.run import MARKS, finish, print_estimate, progress_bar, report_faults
+    from data_gen.run import (
+        MARKS,
+        finish,
+        print_estimate,
+        print_results,
+        progress_bar,
+        report_faults,
+    )
     from data_gen.settings import HarvestSettings
-    from data_gen.statistics import summary, warning
     from data_gen.storage import chunks
     from data_gen.storage.sharing import Worker, begun_on, refuse_others
     from decoding.models.loading import load_pair, load_tokenizer
@@ -108,12 +114,8 @@ def main(asked: GenData) -> None:
         harvest(pair, requests, settings, out, progress, worker)
     if worker.rank == 0:
         origin = asked.splits, asked.responses, repeats(prompts)
-        manifest = finish(pair, requests, settings, out, *origin).manifest
-        seconds = f"{'seconds (this run)':24}{time.perf_counter() - start:.0f}"
-        print(f"\n{summary(manifest)}\n{seconds}\nsaved {out}")
-        greedy = settings.warp.temperature == 0
-        if given and (line := warning(manifest.surprisal, greedy)):
-            print(line)
+        made = finish(pair, requests, settings, out, *origin)
+        print_results(made, time.perf_counter() - start, bool(given))
     elif not (out / chunks.MANIFEST).exists():
         print(
             f"process {worker.rank + 1} of {worker.size} is done. The first one (RANK=0) writes"

@@ -20,7 +20,7 @@ from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.job import command_line
 from runtime.settings.kinds import DraftLength, Group, Output, Part
-from runtime.text import printable
+from runtime.text import plural, printable
 
 
 class ImportConfidence(Group):
@@ -47,7 +47,7 @@ def main(settings: ImportConfidence) -> None:
         rates = [rows.labels[rows.counts(i), i].mean() for i in range(rows.gamma)]
         print(
             f"{printable(name)}: {len(rows.logits)} proposals of {rows.gamma} tokens,"
-            f" {len(rows.group.unique())} groups, accepted up to each"
+            f" {plural(len(rows.group.unique()), 'group')}, accepted up to each"
             f" {', '.join(f'{rate:.3f}' for rate in rates)}"
         )
     print(f"saved in {out}")

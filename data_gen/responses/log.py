@@ -16,6 +16,7 @@ from data_gen.responses.external import FORM, ExternalResponse, response_from_ro
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.json_lines import DAMAGED, parse_object, sealed, unsealed
+from runtime.text import plural
 
 NAME = "answers.jsonl"
 
@@ -123,9 +124,11 @@ def faults(folder: Path, harvested: Sequence[str]) -> list[str]:
             bad += [] if whole else [f"{where} is damaged ({DAMAGED})"]
     lost = [name for name in harvested if name not in names]
     bad += [f"{path} answers {name} {count} times" for name, count in names.items() if count > 1]
-    return bad + (
-        [f"{path} has lost the answers to {len(lost)} prompts, {lost[0]} is one"] if lost else []
-    )
+    if lost:
+        bad.append(
+            f"{path} has lost the answers to {plural(len(lost), 'prompt')}, {lost[0]} is one"
+        )
+    return bad
 
 
 def digest(prompt: Prompt) -> str:

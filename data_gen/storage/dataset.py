@@ -32,6 +32,7 @@ from predictors.features.draft_statistics import HISTORY
 from predictors.features.layers import RecordedLayers
 from runtime.errors import TooFewRows, UserError
 from runtime.files import file_hash
+from runtime.job import command_of
 from runtime.json_files import digest, read_json
 
 WRITTEN = (
@@ -80,7 +81,7 @@ class Harvest:
         """
         folder = Path(folder)
         path = folder / MANIFEST
-        remedy = f"Run: python scripts/gen_data.py out={folder}"
+        remedy = f"Run: {command_of('gen_data', f'out={folder}')}"
         if not path.exists():
             half = (folder / PLAN).exists()
             state = "is only half harvested" if half else "is no harvested dataset"

@@ -22,7 +22,8 @@ from decoding.verifiers.point_mass import PointMassVerifier
 
 @dataclass(eq=False)
 class LookaheadEngine(Engine):
-    """Fu et al. 2024 (2402.02057). The pair's draft model is not used.
+    """Draft n-grams that the target has guessed itself, without a draft model (Fu et al. 2024,
+    2402.02057).
 
     One target call runs the last committed token, the known n-grams that begin with it, merged into
     a tree, and a window of guesses at later positions (`Window`), which advances by one Jacobi step

@@ -172,7 +172,7 @@ class Trainer:
         for row in self.history:
             self._log(row)
         batches = len(run.loader)
-        shown = {"desc": "train", "unit": "batch", "mininterval": 1}
+        shown = {"desc": "training", "unit": " batches", "mininterval": 1}
         shown |= {"disable": not run.accelerator.is_main_process}
         begun, total = len(self.history) * batches, self.epochs * batches
         with tqdm(total=total, initial=begun, **shown) as bar:
@@ -189,7 +189,9 @@ class Trainer:
                     best = run.weights()
                 if self.state is not None and run.accelerator.is_main_process:
                     self.state.write(*run.state(best, self.history))
-                bar.set_postfix({n: f"{row[f'{n}_loss']:.4f}" for n in ("train", "validation")})
+                bar.set_postfix(
+                    {f"{n} loss": f"{row[f'{n}_loss']:.4f}" for n in ("train", "validation")}
+                )
                 self._log(row)
         module = run.module.cpu()
         module.load_state_dict(best)

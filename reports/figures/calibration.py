@@ -14,6 +14,7 @@ from reports.drawing import distinct, panels, reach, where
 from reports.figure import Builder, Entry, Figure, Missing, Record, each, estimated, mean
 from reports.harvest_data import Predicted, one_of_each, predicted
 from runtime.intervals import METHOD
+from runtime.text import plural
 
 NEEDS = (
     "needs a checkpoint and the harvest it was trained on (python train.py), and for other datasets"
@@ -149,7 +150,8 @@ def _draw_matrix(records: Sequence[Record], canvas: Canvas, at_home: set[tuple[s
 
 def _rows(predictions: Sequence[Predicted]) -> str:
     rows = sum(len(one.group) for one in predictions)
-    return f"{sum(one.prompts for one in predictions)} prompts, {rows:,} rows"
+    prompts = plural(sum(one.prompts for one in predictions), "prompt")
+    return f"{prompts}, {plural(rows, 'row')}"
 
 
 def _drifts(artifacts: Artifacts) -> list[Builder]:

@@ -10,6 +10,7 @@ from reports.artifacts import Checkpoint
 from reports.drawing import distinct
 from reports.figure import Entry, Figure, Missing, Record, each
 from reports.harvest_data import one_of_each
+from runtime.text import plural
 
 NEEDS = "needs a checkpoint that predicts classes: python train.py predictor=hrad"
 SHARE = "of the true class, %"
@@ -29,7 +30,7 @@ def confusions(checkpoint: Checkpoint) -> Figure:
         title=f"Classes decided by {name}",
         source="Ours, a confusion matrix",
         kind="measured",
-        n=f"{splits['test']['prompts']} prompts, {total} {rows}",
+        n=f"{plural(splits['test']['prompts'], 'prompt')}, {total} {rows}",
         interval="no interval: counts",
         records=[
             {

@@ -46,7 +46,7 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
                         "tokens/target call": row["tokens/target call"].value,
                         "acceptance": row["acceptance"].value,
                         "stop rule, % of time": 100 * row["stop rule time"].value,
-                        "verdict": verdict(name, row, drafting),
+                        "verdict": verdict(name, row, drafting, prompts),
                     }
                 )
     return Figure(
@@ -56,7 +56,7 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
         kind="measured",
         n=f"evaluations: {len(evaluations)}; prompts and repeats as in the table",
         records=records,
-        draw=_draw,
+        draw=_draw if any(record["method"] != BASELINE for record in records) else None,
     )
 
 

@@ -9,6 +9,7 @@ from reports.artifacts import Artifacts, Json
 from reports.drawing import distinct, dots, legend, panels, style, where
 from reports.figure import Builder, Entry, Figure, Record, each, estimated
 from reports.harvest_data import at_temperatures
+from runtime.text import plural
 
 ORACLE, TICKS = "oracle", (0, 0.25, 0.5, 0.75, 1, 2, 5, 10, 20)
 DISCARD, VERIFICATION = "discarded draft tokens per token", "target calls per token"
@@ -114,7 +115,7 @@ def _prompts(tuning: Json, harvests: Sequence[Harvest]) -> str:
     `harvests`."""
     folder, split = str(tuning["data"]["folder"]), tuning["judged_on"]
     counts = [harvest.splits[split] for harvest in harvests if str(harvest.folder) == folder]
-    prompts = f"{counts[0]} prompts, " if counts else ""
+    prompts = f"{plural(counts[0], 'prompt')}, " if counts else ""
     return f"{prompts}{split} split of {folder.rstrip('/').split('/')[-1]}"
 
 

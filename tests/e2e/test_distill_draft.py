@@ -245,7 +245,7 @@ def test_a_draft_is_trained_goes_on_and_decodes(
     monkeypatch.setattr("evaluation.evaluate.prepare", watched)
     decoded = [*pair[:1], "pair.draft=made", "pair.dtype=float64", *JSONL, *GREEDY]
     few = ["split=all", "repeats=1", "methods=[confidence]", "max_new_tokens=12", "logger=none"]
-    equal = "confidence: 1 of 1 outputs equal autoregressive decoding (equal)"
+    equal = "confidence: 1 of 1 outputs equal plain decoding (equal)"
     assert equal in run(evaluate, *decoded, *few, "out=runs")
     draft = seen[0].draft
     assert isinstance(draft, EagleDraft) and draft.maps.layers == (1, 3)

@@ -31,7 +31,7 @@ def test_a_table_of_methods(asked: list[str], tmp_path: Path) -> None:
     printed = run(expect, *asked, METHODS, "against=rrsw", "draws=2", f"out={out}")
     answer = r"\nMost tokens per target call, expected: [\d.]+ \(.*\), of (\w+)\.\n3 prompts, "
     best = re.match(answer, printed)[1]
-    assert "2 draft(s) in each" in printed and "tokens less rrsw" in printed
+    assert "2 drafts in each" in printed and "tokens less rrsw" in printed
     assert (out / "table.md").read_text().strip() in printed
     files = ["expected.json", "measurements.parquet", "table.md"]
     assert sorted(path.name for path in out.iterdir()) == files

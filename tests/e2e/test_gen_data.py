@@ -187,7 +187,7 @@ def test_responses_from_a_file_and_from_a_server(pair: None, capsys: Said) -> No
         run("out=data/server", "verify=true")
     said = capsys.readouterr()
     assert f"{path} line 1 is damaged (its checksum does not fit)" in said.out
-    assert "error: out: 1 bad files in data/server" in said.err
+    assert "error: out: 1 bad file in data/server" in said.err
 
 
 def test_nothing_is_asked_before_the_settings_are_checked(pair: None) -> None:

@@ -15,9 +15,11 @@ from data_gen.samples import first_prompts
 from data_gen.storage.dataset import Harvest
 from predictors.base import load_predictor
 from predictors.calibration import Calibration
+from predictors.card import interval
 from runtime.json_files import write_checksummed
 from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP, write_harvest
 from tests.helpers.programs import programs
+from train import verdict
 
 QUICK = ("trainer.epochs=2", "trainer.lr=0.01", "logger=none")
 TOY, OTHER = ("data=data/toy", *QUICK), "drift=[data/other]"
@@ -63,6 +65,19 @@ def test_checkpoint_folder(name: str) -> None:
         assert shown in printed and shown in card
     assert ("accuracy" in printed) == (name == "hrad")
     assert " worth asking: " in printed.splitlines()[-1]
+    assert "Test split: 120 rows of 4 prompts." in printed
+
+
+def test_one_prompt_decides_nothing() -> None:
+    nan, scores = float("nan"), {"calibrated": {"rows": 9, "prompts": 1}}
+    one = {"reliability": {"data/toy (test split)": {"token": scores}}}
+    one["test"] = {"x": {"brier": 0.1}, "draft confidence (q)": {"brier": 0.2}}
+    survival = {"log_loss": {"last q": [0.5, nan, nan]}, "difference": {"last q": [-0.1, nan, nan]}}
+    for metrics in (one, one | {"survival": {"data/toy (test split)": survival}}):
+        told = verdict("x", metrics)
+        assert told.startswith("Undecided whether x is worth asking: the test split has 1 prompt;")
+        assert "nan" not in told and "lower is better" in told
+    assert interval([0.5, nan, nan]) == "0.500"
 
 
 def test_the_context_of_rollouts_trains_on_rounds() -> None:

@@ -47,7 +47,7 @@ def grown(*arguments: str) -> tuple[dict[str, Any], str]:
 def check_decoded(planting: list[str]) -> None:
     method = ("methods=[custom]", "verifier=rrsw", "stop=never", "repeats=1", "logger=none")
     printed = run(evaluate, *planting, *method, *GREEDY, "out=runs/x")
-    assert "4 of 4 outputs equal autoregressive" in printed
+    assert "4 of 4 outputs equal plain" in printed
 
 
 def test_a_tree_is_tuned_and_decoded_with(planting: list[str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.job import as_called
+
 ROOT = Path(__file__).parents[2]
 BUILT_FROM = (
     *("pyproject.toml", "README.md", "LICENSE", "NOTICE", "train.py"),
@@ -70,7 +72,7 @@ def test_an_installed_wheel_runs_the_demo_from_an_empty_folder(
     [
         ([], " report, train, "),
         (["training"], " report, train, "),
-        (["train", "data=no"], "Run: draftpredict gen_data out=no"),
+        (["train", "data=no", "pair=smollm2"], "Run: draftpredict gen_data pair=smollm2 out=no"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_command_that_was_called(
@@ -87,3 +89,4 @@ def test_what_is_wrong_is_said_with_the_command_that_was_called(
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error
+    assert as_called("Run: python scripts/tune.py seed=1") == "Run: draftpredict tune seed=1"

@@ -251,7 +251,7 @@ def test_own_files_without_shards_are_replaced(pair: ModelPair, folder: Path) ->
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda lines: lines[1:], "has lost the answers to 1 prompts, p0 is one"),
+        (lambda lines: lines[1:], "has lost the answers to 1 prompt, p0 is one"),
         (lambda lines: [], "has lost the answers to 4 prompts, p0 is one"),
         (lambda lines: [*lines, lines[2]], "answers p2 2 times"),
         (lambda x: [*x[:2], x[2].replace(b"[", b"[1, "), x[3]], "line 3 is damaged"),

@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from data_gen.answers import compare
 from data_gen.columns import OwnTokens, Warps
 from data_gen.labels import acceptance, accepted_length, overlap, siblings, top_tokens
-from data_gen.statistics import given_row, surprisal, surprisal_lines, warning
+from data_gen.statistics import given_row, small_splits, surprisal, surprisal_lines, warning
 from decoding.picking import pick
 from decoding.sampling import Warp
 from decoding.verifiers.point_mass import PointMassVerifier
@@ -190,3 +190,10 @@ def test_too_few_responses_say_nothing():
     assert single == {"-log p(token) - H(p)": "no interval: it takes tokens of two prompts or more"}
     few = surprisal([[10, 5.0, 0], [12, 6.5, 0]])
     assert few["mean"] > 0.4 and warning(few, greedy=False) is None
+
+
+def test_splits_on_which_nothing_can_be_fitted_or_judged_are_warned_of():
+    assert small_splits({"train": 6, "calibration": 2, "test": 2}) is None
+    warned = small_splits({"train": 6, "calibration": 1, "test": 2})
+    assert warned and warned.startswith("warning: the calibration split has 1 prompt: ")
+    assert "dataset.limit" in warned and "the test split has 0 prompts" in (small_splits({}) or "")

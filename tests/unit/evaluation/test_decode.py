@@ -148,9 +148,9 @@ def test_a_near_tie_is_two_steps_of_the_dtype(logit, dtype, limit):
 def test_lossless_lines_say_which_and_why():
     tie, wrong = Difference("p1", 4, 7, 8, 1e-5), Difference("p2", 0, 7, 9, 0.5)
     text = "\n".join(difference_lines({"a": [], "b": [tie], "c": [tie, wrong]}, 5))
-    assert "a: 5 of 5 outputs equal autoregressive decoding (equal)" in text
+    assert "a: 5 of 5 outputs equal plain decoding (equal)" in text
     assert "b: 4 of 5" in text and "near tie" in text and "1.0e-05" in text
-    assert "c: 3 of 5 outputs equal autoregressive decoding (NOT LOSSLESS on 1)" in text
+    assert "c: 3 of 5 outputs equal plain decoding (NOT LOSSLESS on 1)" in text
 
 
 def test_invariants():

@@ -9,15 +9,19 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from evaluation.methods import (
+    CHOSEN_HERE,
     Method,
     alternatives,
     cautions,
     chosen,
+    chosen_here,
+    configured,
     tuned_elsewhere,
     tuned_methods,
 )
 from evaluation.replay import thresholds
 from evaluation.replay.read import REPLAYED
+from tests.helpers.programs.programs import composed
 from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
 
 KEY = "method.adaedl.stop.threshold"
@@ -67,6 +71,13 @@ def test_a_method_like_the_tuned_one_gets_its_threshold(changed, expected):
     assert cfg == before, "the config is not rewritten"
     threshold = methods["adaedl"].settings.stop.threshold if methods else None
     assert (threshold, lines[1]) == expected
+
+
+def test_a_part_that_the_engine_does_not_take_is_no_setting_of_the_custom_method():
+    engines = {"lookahead": ["engine"], "serial": ["engine", "structure", "verifier", "stop"]}
+    for engine, parts in engines.items():
+        cfg = composed("evaluate", "methods=[custom]", f"engine={engine}")
+        assert list(configured(cfg, "custom")) == parts
 
 
 def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for():
@@ -128,3 +139,15 @@ def test_a_method_that_nothing_was_chosen_for_says_its_caution():
     methods = {name: Method(name, empty) for name in engines}
     methods["tuned"] = Method("tuned", empty, note="stop.threshold=0.4, tuned")
     assert cautions(methods, engines) == ["warning: untuned: not tuned"]
+
+
+def test_what_was_chosen_on_its_own_prompts_comes_with_the_commands_to_choose_on_others():
+    methods = {"autoregressive": {"engine": PLAIN}, "adaedl": METHOD, "sources": {"engine": PLAIN}}
+    command = "python scripts/evaluate.py limit=4 pair=mine warp=greedy warp.top_k=5 out=x"
+    shared = "pair=mine warp=greedy warp.top_k=5"
+    assert chosen_here(methods, command) == (
+        f"{CHOSEN_HERE}. To choose on others: python scripts/gen_data.py {shared} anchors.stride=1"
+        f" out=data/mine-greedy; python scripts/tune.py {shared} data=data/mine-greedy"
+        " 'methods=[adaedl]'. scripts/tune.py cannot tune sources: choose with split=calibration,"
+        " then judge with split=test"
+    )

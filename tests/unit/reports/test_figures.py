@@ -167,12 +167,15 @@ def test_every_method_of_every_evaluation_has_a_row(build):
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
     if build is speedups:
         assert figure.interval == METHOD and figure.rows[0][4:10] == [3, 2, 2, 1, None, None]
-        facts = ["one", "all", 1.0, "hrad", 3, 2, 4, 2, 2, 2, 4, 0.75, pytest.approx(10), "faster"]
-        assert figure.rows[1] == facts
+        facts = ["one", "all", 1.0, "hrad", 3, 2, 4, 2, 2, 2, 4, 0.75, pytest.approx(10)]
+        assert figure.rows[1] == [*facts, "few prompts"]
     else:
         shares = map(pytest.approx, (20, 40, 5, 5, 10, 20))
         assert figure.rows[1] == ["one", "hrad", 6, *shares] and figure.draw is None
         assert all("% of decode time" in name for name in figure.columns[3:])
+    alone = evaluation()
+    del alone.traces["hrad"]  # type: ignore[attr-defined]
+    assert len(build([alone]).rows) == 1 and build([alone]).draw is None, "nothing to compare"
     lacks("python scripts/evaluate.py", build, [])
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evaluation.page import CHOSEN_HERE, times
+from evaluation.methods import CHOSEN_HERE
+from evaluation.page import times
 from evaluation.table import SPEEDUP, compare
 from reports.answer import Answer, answers
 from reports.artifacts import Artifacts, Checkpoint, Evaluation
@@ -66,7 +67,10 @@ def tuned(advice: str, **changes: Any) -> dict[str, Any]:
 def test_without_tuning_it_is_the_fastest_and_says_so():
     (answer,) = answers(Artifacts([decoded()]))
     assert answer.use.startswith("Use quick at 0.3: 2.00 times (2.00 to 2.00) plain")
-    assert "4 prompts" in answer.why and answer.why.endswith(f"{CHOSEN_HERE}.")
+    assert "4 prompts" in answer.why and f"{CHOSEN_HERE}. To choose on others: " in answer.why
+    tune = "python scripts/tune.py pair=toy data=data/toy 'methods=[quick,slow]'."
+    harvest = "python scripts/gen_data.py pair=toy anchors.stride=1 out=data/toy; "
+    assert answer.why.endswith(harvest + tune)
     bars = [(bar.method, bar.settings, bar.chosen) for bar in answer.bars]
     assert bars == [("quick", "threshold 0.3", True), ("slow", "gamma 3", False)]
     assert [bar.speed.value for bar in answer.bars] == pytest.approx([2.0, 0.5])
@@ -139,7 +143,7 @@ def test_what_is_not_told_apart_is_named():
     seconds = dict(zip(PROMPTS, (0.4, 0.6, 0.45, 0.55), strict=True))
     found.traces["slow"][:] = [trace([chain(3, 3)], seconds[p], p) for p in PROMPTS]  # type: ignore[index]
     (answer,) = answers(Artifacts([found]))
-    assert "No clear difference from it: " in answer.use
+    assert answer.use.endswith(", no clear difference.")
 
 
 def test_each_temperature_has_an_answer_from_its_largest_evaluation():

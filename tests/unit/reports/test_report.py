@@ -12,6 +12,7 @@ from reports.artifacts import Artifacts, Evaluation
 from reports.figure import Entry, Figure, Missing
 from reports.report import built, figure_registry, how_to_read
 from reports.runs import by_setting
+from tests.helpers.damage.refusals import refuses
 from tests.helpers.evaluation.evaluations import chain, evaluation, method, plain, trace
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +53,10 @@ def test_a_package_in_the_working_directory_has_figures_a_missing_one_none(tmp_p
     (tmp_path / "my_figures/one.py").write_text("FIGURES = [1]\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
-    assert figure_registry(["no_such_package", "my_figures"]) == [("Mine", 1)]
+    missing = ["no_such_package", "no.such_package", "reports.figures.speed.x"]
+    assert figure_registry([*missing, "my_figures"]) == [("Mine", 1)]
+    for name in ("my_figures.one", ".x", "", "__main__"):
+        refuses(f"figures: expected packages, got '{name}'", figure_registry, [name])
 
 
 def test_titles_are_told_apart_and_sections_in_one_piece():

@@ -160,11 +160,13 @@ def test_help_starts_with_what_the_script_does(script):
     assert done.stdout.startswith("Does the job.") and "what is done" in done.stdout
 
 
-def test_a_bug_keeps_its_traceback_and_the_run_folder_is_under_outputs(script):
+def test_a_bug_keeps_its_traceback_and_a_run_folder_is_made_where_it_is_named(script):
     done = run(script, "do=bug")
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "a bug" in done.stderr
-    assert list((script.parents[1] / "outputs").glob("*/*/.hydra/config.yaml"))
+    assert not (script.parents[1] / "outputs").exists()
+    run(script, "do=good", "hydra.run.dir=kept")
+    assert (script.parents[1] / "kept/.hydra/config.yaml").is_file()
 
 
 @pytest.mark.parametrize(
