@@ -72,7 +72,7 @@ def test_an_installed_wheel_runs_the_demo_from_an_empty_folder(
     [
         ([], " report, train, "),
         (["training"], " report, train, "),
-        (["train", "data=no", "pair=smollm2"], "Run: draftpredict gen_data pair=smollm2 out=no"),
+        (["train", "data=no", "pair=smollm2"], "Run: draftpredict gen_data out=no pair=smollm2"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_command_that_was_called(
