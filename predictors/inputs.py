@@ -2,7 +2,8 @@
 
 Harvested records and a live round give the same facts by name; `matrix` joins those that a
 predictor reads, so it is served exactly the numbers it was trained on. A new input needs a field of
-`Inputs`, an entry of the `CATALOGUE`, and a column of the records if none holds it yet.
+`Inputs`, an entry of the `CATALOGUE`, and a column of the records if none holds it yet: a recorded
+one (`data_gen.storage.shards`), or one worked out of another (`data_gen.samples.WORKED_OUT`).
 
 Hidden states and embeddings are rounded to bfloat16, the precision of the harvested files, also
 while decoding. Every other number is float32."""
@@ -55,11 +56,11 @@ class Inputs:
     q_path: bool = False
 
     def __post_init__(self) -> None:
-        for side in LAYERS:
-            layers = checked_layers(getattr(self, side), f"inputs.{side}")
-            object.__setattr__(self, side, layers)
-        for name in ("token", "q_stats", "depth", "history", "q_path"):
-            checked_switch(f"inputs.{name}", getattr(self, name))
+        for name, value in vars(self).copy().items():
+            if name in LAYERS:
+                object.__setattr__(self, name, checked_layers(value, f"inputs.{name}"))
+            else:
+                checked_switch(f"inputs.{name}", value)
         at, before = self.draft_hidden, self.draft_before
         if at != () and before != () and at != before:
             raise UserError(

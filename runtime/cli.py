@@ -142,7 +142,9 @@ class Program:
             return
         arguments = asked(sys.argv[1:])
         if not (arguments.multirun or any(one.startswith("hydra.run.dir=") for one in sys.argv)):
-            sys.argv += [*NO_RUN_FOLDER, "hydra/job_logging=stdout"]
+            first = arguments.overrides[:1]  # Hydra takes settings that stand in one place
+            at = sys.argv.index(first[0], 1) if first else len(sys.argv)
+            sys.argv[at:at] = [*NO_RUN_FOLDER, "hydra/job_logging=stdout"]
         if runs(arguments):
             for overrides in jobs(conf, arguments):
                 check(

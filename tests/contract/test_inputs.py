@@ -25,6 +25,7 @@ from decoding.trace import Trace
 from decoding.verifiers.token import TokenVerifier
 from predictors.features.catalogue import CATALOGUE
 from predictors.features.draft_statistics import HISTORY, history_row
+from predictors.features.layers import LAYERS as LAYERS_OF
 from predictors.inputs import Inputs, live
 from tests.helpers.data.datasets import RECIPE, SETTINGS, some_requests
 from tests.helpers.models.tiny_pair import EOS, tiny_pair
@@ -32,7 +33,8 @@ from tests.helpers.models.tiny_pair import EOS, tiny_pair
 GAMMA, MOST = 3, 24
 LAYERS = RECIPE.layers.draft_layers, RECIPE.layers.target_layers
 BEFORE = Inputs((), LAYERS[1], token=True, history=True)
-DRAWN = Inputs(*LAYERS, True, True, True, True, draft_before=LAYERS[0], q_path=True)
+EVERYTHING = {n: LAYERS["target" in n] if n in LAYERS_OF else True for n in CATALOGUE}
+DRAWN = Inputs(**EVERYTHING)
 STATES = {"atol": 1e-6, "rtol": 0.01}  # bfloat16
 
 

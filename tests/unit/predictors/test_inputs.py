@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from predictors.features.catalogue import CATALOGUE
+from predictors.features.catalogue import CATALOGUE, FIXED
 from predictors.features.draft_statistics import (
     Q_STATS,
     TINY,
@@ -54,10 +54,9 @@ def test_values_have_the_precision_of_the_harvested_files():
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_columns_are_in_the_order_of_the_catalogue(name):
     records, one = rounds(), {name: (-1,) if name in LAYERS_OF else True}
-    everything = Inputs([-1], [-1], True, True, True, True, [-1], True)
+    everything = Inputs(**{each: (-1,) if each in LAYERS_OF else True for each in CATALOGUE})
     alone = recorded(Inputs(**one), LAYERS, records, "token")
-    widths = {"draft_hidden": 3, "target_hidden": 3, "token": 2, "q_stats": 4, "depth": 1}
-    widths |= {"draft_before": 3, "q_path": 3}
+    widths = dict.fromkeys(LAYERS_OF, 3) | {"token": 2} | FIXED
     start = sum(widths[other] for other in list(CATALOGUE)[: list(CATALOGUE).index(name)])
     both = recorded(everything, LAYERS, records, "token")
     assert torch.equal(both[..., start : start + alone.shape[-1]], alone.float())
