@@ -22,8 +22,8 @@ from decoding.verification import (
 class BlockVerifier(ChainVerifier):
     """Keep the longest prefix whose coin succeeds, scanning from the end of the draft.
 
-    On the host, batched and on a device (`on_path`, `walk`, `_sent`) the rule is the same, which the
-    contract tests compare. `parallel` and `hsd` take theirs from here.
+    `on_path`, `walk` and `_sent` are this rule on the host, batched and on a device, which contract
+    tests compare; `parallel` and `hsd` take it from here.
 
     P_t = min(1, P_{t-1} p/q), Z_t = sum_v [P_t p - q]+, coin h_t = Z_t / (Z_t + 1 - P_t), h_0 = 1,
     h_g = P_g; after row t < g the next token comes from norm([P_t p - q]+)."""

@@ -137,8 +137,8 @@ CATALOGUE: Mapping[str, Input] = {
         width=HISTORY,
     ),
 }
-"""The columns of a matrix are in this order: states of the models before other numbers, those of the
-round last."""
+"""The columns of a matrix are in this order: states of the models, numbers of the token, numbers of
+the round."""
 FIXED = {name: each.width for name, each in CATALOGUE.items() if each.width}
 """Columns of the inputs that are no states of a model."""
 COMMITTED = {"embedding": "committed_embedding"}
