@@ -170,7 +170,7 @@ def difference(folder: Path, processes: int, *arguments: str) -> float:
     assert done.returncode == 0, done.stderr
     for text in (printed.getvalue(), done.stdout):
         assert text.count("saved checkpoints/") == 1, "one process prints and writes"
-    assert len(list((folder / "outputs").glob("*/*/.hydra"))) == 2, "one run folder each"
+    assert not (folder / "outputs").exists(), "no run folders"
     assert {*(folder / "checkpoints").iterdir()} == {alone, several}
     a, b = (load_file(each / "model.safetensors") for each in (alone, several))
     weights = max(float((a[name] - b[name]).abs().max()) for name in a)

@@ -59,7 +59,7 @@ def assert_same(found: list[Row], expected: list[Row], within: float = 1e-5) -> 
             if isinstance(values, np.ndarray):  # the bits of bfloat16
                 bits = (torch.from_numpy(each) for each in (values, other[name]))
                 a, b = (each.view(torch.bfloat16).float() for each in bits)
-                torch.testing.assert_close(a, b, atol=1e-6, rtol=0.01)
+                torch.testing.assert_close(a, b, atol=within, rtol=0.01)
             elif isinstance(values, torch.Tensor) and values.is_floating_point():
                 torch.testing.assert_close(values, other[name], atol=within, rtol=0)
             elif isinstance(values, torch.Tensor):
