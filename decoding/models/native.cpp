@@ -92,7 +92,7 @@ inline V exponential(V x) {
                   5.0000001201e-1f})
     p = fma(p, r, all(c));
   const V y = fma(p, r * r, r) + all(1.0f);
-  return (V)(((U)t << 23) + (U)y);
+  return (V)(((U)t << 23) + (U)y) + (x - x);  // no number stays none
 }
 
 // Numbers -----------------------------------------------------------------------------------------
@@ -712,7 +712,7 @@ void linear(int32_t bytes, int64_t n, int64_t inputs, int64_t outputs, int32_t t
 uint64_t sampled(const uint8_t* const* arrays, const int64_t* bytes, int64_t count) {
   uint64_t hash = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t step = std::max<int64_t>(2, bytes[i] / 127 / 2 * 2);
+    const int64_t step = (bytes[i] / 127 / 2 * 2) | 2;  // high and low halves of float32 in turn
     for (int64_t at = 0; at + 2 <= bytes[i]; at += step) {
       uint16_t word;
       memcpy(&word, arrays[i] + at, 2);

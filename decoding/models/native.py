@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -62,17 +63,25 @@ _Rows = _structure(
 )
 
 
+_first = threading.Lock()  # of several threads, one compiles
+
+
 # The library --------------------------------------------------------------------------------------
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the library for this processor; None where there is none, which is said once."""
+    with _first:
+        return _library()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
     reason = "this processor has neither AVX-512 nor AVX2"
     for variant in variants_here():
         try:
             return load(variant)
-        except (Unavailable, OSError, UserError) as error:
+        except (Unavailable, OSError, UserError, RuntimeError, ValueError) as error:
             reason = str(error)
     print(f"note: models run two times slower than they could: {reason}", file=sys.stderr)
     return None
@@ -149,6 +158,8 @@ class Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in], any dtype -> [..., out] float32."""
+        if x.shape[-1] != self.inputs:
+            raise RuntimeError(f"expected rows of {self.inputs} numbers, got {x.shape[-1]}")
         x = x.float().contiguous()
         y = torch.empty(*x.shape[:-1], self.outputs)
         rows = x.numel() // self.inputs
@@ -195,6 +206,11 @@ def takes(model: Any) -> bool:
         and layers[0].self_attn.head_dim % 2 == 0
         and all(shape == shapes[0] for shape in shapes)
         and all(p.is_contiguous() for p in weights)
+        and all(
+            part.weight.shape == (part.out_features, part.in_features)
+            for part in model.modules()
+            if isinstance(part, torch.nn.Linear)
+        )
         and sum(p.nbytes for p in weights) <= MOST_BYTES
         and library() is not None
     )
@@ -209,6 +225,7 @@ class NativeLlama:
         assert made is not None
         self._made, body = made, model.model
         layers, first = body.layers, body.layers[0].self_attn
+        self._positions = rotation.shape[1]
         self._kept: list[Any] = [rotation]  # what the library reads
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
         heads, kv_heads = (
@@ -264,15 +281,22 @@ class NativeLlama:
         them reads; it becomes what the last one gives."""
         (batch, n, _), (kv_heads, dim, dtype) = x.shape, self._cache_shape
         like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
+        positions = rows.positions.long().contiguous()
+        if n and not 0 <= positions.amin() <= positions.amax() < self._positions:
+            raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
         held = (_Held * len(layers))()
         for index, part in zip(layers, held, strict=True):
             layer = cache.layer(index)
             start = layer.reserve(like, like)
+            if (layer.keys.dtype, *layer.keys.shape[:2]) != (dtype, batch, kv_heads):
+                raise RuntimeError("the cache holds keys of another dtype or number of sequences")
             part.keys, part.values = layer.keys.data_ptr(), layer.values.data_ptr()
             part.capacity = layer.keys.shape[2]
-        positions = rows.positions.contiguous()
         seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
-        assert positions.shape[1] == n and (seen is None or seen.shape[1:] == (n, start + n))
+        whole = positions.shape[1] == n and (seen is None or seen.shape[1:] == (n, start + n))
+        batches = {len(part) for part in (positions, seen) if part is not None}
+        if not whole or not batches <= {1, batch}:
+            raise RuntimeError("positions and mask are of other rows than the states")
         read = map(_address, (positions, seen, x))
         each = (part is not None and len(part) > 1 for part in (positions, seen))
         call = _Rows(batch, n, start, torch.get_num_threads(), *read, *each)

@@ -26,7 +26,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward
 from decoding.models.packing import PackedLinear, pack_linears
 from runtime.errors import UserError
-from tests.helpers.models.cached import close, random_tokens
+from tests.helpers.models.cached import close, random_tokens, without_cache
 
 SIZES = dict(vocab_size=61, num_hidden_layers=2, max_position_embeddings=96, initializer_range=0.3)
 ODD = SIZES | dict(hidden_size=35, intermediate_size=51, head_dim=6, num_key_value_heads=1)
@@ -213,7 +213,11 @@ def test_a_damaged_library_is_made_anew(
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
-    [("/nowhere/c++", "no C++ compiler"), ("false", "false cannot compile native.cpp")],
+    [
+        ("/nowhere/c++", "no C++ compiler"),
+        ("false", "false cannot compile native.cpp"),
+        ('"c++', "No closing quotation"),
+    ],
 )
 def test_without_a_compiler(
     compiler: str,
@@ -225,7 +229,7 @@ def test_without_a_compiler(
     right = chain(made("qwen2", torch.float32))[0]
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("DRAFTPREDICT_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "library", functools.cache(native.library.__wrapped__))
+    monkeypatch.setattr(native, "_library", functools.cache(native._library.__wrapped__))
     with pytest.raises(AssertionError):
         made("qwen2", torch.float32)
     torch.manual_seed(0)
@@ -240,3 +244,25 @@ def test_without_a_compiler(
 def test_other_dtypes_go_another_way(dtype: torch.dtype) -> None:
     lm = CachedLM(MODELS["even sizes"]().to(dtype))
     assert isinstance(lm.network, LlamaForward) and lm.network._native is None
+
+
+def test_rows_that_do_not_fit_are_refused_and_weights_are_watched() -> None:
+    torch.manual_seed(0)
+    model = MODELS["odd sizes"]().eval()
+    lm, text = CachedLM(model), random_tokens(20, 0)
+    lm.forward(text)
+    seen = torch.ones(1, 21, dtype=torch.bool)
+    with pytest.raises(IndexError, match="outside"):
+        lm.forward_masked(text[:1], torch.tensor([-100_000]), seen)
+    with pytest.raises(RuntimeError):
+        native.linear(torch.ones(4, 32))(torch.ones(1, 16))
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(2)
+    lm.reset()
+    torch.testing.assert_close(lm.forward(text).logits, without_cache(model, text))
+    model.model.layers[0].self_attn.k_proj.weight.data.view(torch.int32).fill_(0x7FFFFFFF)
+    lm.reset()
+    assert lm.forward(text).logits.isnan().all()
+    lm.forward(text[:1])
+    model.to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match="dtype"):
+        lm.forward(text[:1]), lm.reset(), lm.forward(text)
