@@ -23,7 +23,7 @@ class Difference(NamedTuple):
 
     gap: logit of the baseline's token minus logit of this method's, from one uncached target pass
     over the common prefix. Forwards of different lengths round differently, so a near tie may fall
-    either way. limit: a near tie is below it."""
+    either way. limit: a near tie is below it; 0 where rows are equal to the bit."""
 
     prompt_id: str
     position: int
@@ -42,10 +42,11 @@ def greedy_differences(
     prompts: Sequence[torch.Tensor],
     traces: Sequence[Trace],
     baseline: Sequence[Trace],
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
 ) -> list[Difference]:
     """Return one entry per request whose tokens are not the baseline's. prompts: ids [n] of each
-    request; dtype: of the target's logits."""
+    request; dtype: of the target's logits; None: nothing is rounded otherwise, there are no near
+    ties."""
     differences = []
     for prompt, trace, plain in zip(prompts, traces, baseline, strict=True):
         if trace.tokens == plain.tokens:
@@ -58,7 +59,8 @@ def greedy_differences(
             prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
             logits = target.forward(prefix, logits="last").logits[-1]
             first, second = logits[expected].item(), logits[token].item()
-            gap, limit = first - second, near_tie(max(first, second), dtype)
+            gap = first - second
+            limit = 0.0 if dtype is None else near_tie(max(first, second), dtype)
         differences.append(Difference(trace.prompt_id, position, expected, token, gap, limit))
     return differences
 
@@ -133,9 +135,12 @@ def evidence(
             [*lines, f"not enumerated, as it is no code of ours: {foreign}"] if foreign else lines
         )
     plain, dtype = traces[BASELINE], pair.target.model.dtype
+    exact = pair.target.exact
     asked = list(prompts) * (len(plain) // len(prompts))
     differences = {
-        name: greedy_differences(pair.target, asked, decoded, plain, dtype)
+        name: greedy_differences(
+            pair.target, asked, decoded, plain, None if exact and name in recorded else dtype
+        )
         for name, decoded in traces.items()
         if name != BASELINE
     }

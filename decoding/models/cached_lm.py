@@ -141,6 +141,11 @@ class CachedLM:
     def _empty_cache(self) -> BufferCache:
         return BufferCache()
 
+    @property
+    def exact(self) -> bool:
+        """Whether a row is equal to the bit however it comes: the forward in C++."""
+        return isinstance(self.network, LlamaForward) and self.network.exact
+
     def in_halves(self) -> LlamaForward | None:
         """Return the model's forward if it can pause half-way (that of plain weights on the CPU),
         else None."""
@@ -183,7 +188,7 @@ class CachedLM:
         start = self._block_start if extend else self.length
         tree, rows_before = before.grown(parents), len(before.depth)
         places = [start + depth for depth in tree.depth[rows_before:]]
-        self.check_context(max(places) + 1)
+        self.check_context(max(places, default=0) + 1)
         if n == 1 and tree.depth[-1] == rows_before:  # the whole cache is its past
             visible, positions = None, self._positions[places[0] : places[0] + 1]
         else:
@@ -207,7 +212,7 @@ class CachedLM:
 
         tokens, positions: [n]; visible: [n, length + n] bool, each row must see itself. Logits stay
         as narrow as the model gives them: many are best converted a few rows at a time."""
-        self.check_context(int(positions.max()) + 1)
+        self.check_context(max(positions.tolist(), default=0) + 1)
         wanted = Wanted(hidden, logits=logits)
         return self._run(tokens, positions.to(self.device), visible, wanted, narrow=True)
 

@@ -57,6 +57,11 @@ class LlamaForward(Watch):
         self._native: NativeLlama | None = None
         self._plain = self.plain()
 
+    @property
+    def exact(self) -> bool:
+        """Whether rows are equal to the bit however they come, as long as the model is plain."""
+        return self._plain and self._native is not None
+
     def plain(self) -> bool:
         """Whether the model still `fits`; made anew of its weights where they are others."""
         bare, same = self.look()

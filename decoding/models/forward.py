@@ -40,6 +40,10 @@ class Rows:
     mask: Tensor | None = None
     added: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if not self.tokens.numel():
+            raise ValueError("expected at least one token, got none")
+
     @property
     def begin(self) -> bool:
         """Return whether they are the first of their text; for rows on the CPU only."""

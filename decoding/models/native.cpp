@@ -122,7 +122,7 @@ inline void put(float x, float& y) { y = x; }
 inline void put(float x, Half& y) {  // to the nearest, ties to even
   uint32_t bits;
   memcpy(&bits, &x, 4);
-  y.bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  y.bits = x == x ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : 0x7fc0;
 }
 
 // Memory of a thread, kept between calls; what is in it is anything.
@@ -358,7 +358,8 @@ void normed(const float* x, const float* weight, float eps, int64_t size, float*
 // silu(gate) * up of a row [gate, up].
 void gated(const float* x, int64_t size, float* out) {
   for (int64_t i = 0; i < size; i += LANES) {
-    const V gate = few(x + i, size - i), up = few(x + size + i, size - i);
+    const V gate = larger(all(-86.0f), few(x + i, size - i));  // below it is 0
+    const V up = few(x + size + i, size - i);
     const V y = gate / (all(1.0f) + exponential(all(0.0f) - gate)) * up;
     if (size - i >= LANES) {
       store(out + i, y);

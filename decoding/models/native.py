@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decoding.models.bare import version_of
 from decoding.models.forward import Rows
 from decoding.models.kv_cache import BufferCache
 from decoding.models.packing import CPUINFO, MOST_BYTES
@@ -180,14 +181,25 @@ def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
     return words.contiguous()
 
 
-def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return x -> x w^T in the dtype of the weight, which nobody writes into: a `Product` where
-    there can be one."""
-    made = library() if weight.device.type == "cpu" and weight.dtype in DTYPES else None
-    if made is None:
-        return lambda x: F.linear(x, weight)
-    product = Product(made, [weight], [None])
-    return lambda x: product(x).to(weight.dtype)
+class Linear:
+    """x -> x w^T in the dtype of the weight: by a `Product` where there can be one, made at the
+    first call and after writes into the weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._packed: tuple[int, Product] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._weight
+        made = library() if weight.device.type == "cpu" and weight.dtype in DTYPES else None
+        if made is None:
+            return F.linear(x, weight)
+        if self._packed is None or self._packed[0] != version_of(weight):
+            self._packed = version_of(weight), Product(made, [weight], [None])
+        return self._packed[1](x).to(weight.dtype)
+
+    def __reduce__(self) -> Any:
+        return Linear, (self._weight,)
 
 
 def _address(tensor: Tensor | None) -> c_void_p:
@@ -226,7 +238,8 @@ class NativeLlama:
         self._made, body = made, model.model
         layers, first = body.layers, body.layers[0].self_attn
         self._positions = rotation.shape[1]
-        self._kept: list[Any] = [rotation]  # what the library reads
+        self._made_of = model, rotation
+        self._kept: list[Any] = []  # what the library reads, besides
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
         heads, kv_heads = (
             part.out_features // first.head_dim for part in (first.q_proj, first.k_proj)
@@ -253,6 +266,9 @@ class NativeLlama:
             c_int64(len(weights)),
         )
         self._sample = self._made.sampled(*self._watched)
+
+    def __reduce__(self) -> Any:
+        return NativeLlama, self._made_of
 
     def _layer(self, layer: Any) -> Any:
         attention, mlp = layer.self_attn, layer.mlp

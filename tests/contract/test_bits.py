@@ -2,10 +2,13 @@
 or a tree, in a batch or alone, on one thread or more, with each kind of instructions that this
 processor has. Without a compiler models run as before, which is said once."""
 
+import copy
 import functools
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -255,7 +258,10 @@ def test_rows_that_do_not_fit_are_refused_and_weights_are_watched() -> None:
     with pytest.raises(IndexError, match="outside"):
         lm.forward_masked(text[:1], torch.tensor([-100_000]), seen)
     with pytest.raises(RuntimeError):
-        native.linear(torch.ones(4, 32))(torch.ones(1, 16))
+        native.Linear(torch.ones(4, 32))(torch.ones(1, 16))
+    for call in (lm.forward, lambda x: lm.forward(x, x), lambda x: lm.forward_masked(x, x, seen)):
+        with pytest.raises(ValueError, match="at least one token"):
+            call(text[:0])
     model.model.layers[0].mlp.down_proj.weight.data.mul_(2)
     lm.reset()
     torch.testing.assert_close(lm.forward(text).logits, without_cache(model, text))
@@ -266,3 +272,35 @@ def test_rows_that_do_not_fit_are_refused_and_weights_are_watched() -> None:
     model.to(torch.bfloat16)
     with pytest.raises(RuntimeError, match="dtype"):
         lm.forward(text[:1]), lm.reset(), lm.forward(text)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies(copied: Callable[[Any], Any]) -> None:
+    lm = made("qwen3")
+    right = chain(lm, 45)
+    other = copied(lm)
+    with torch.no_grad():
+        lm.model.lm_head.weight.mul_(2)
+    equal(chain(other, 45), right)
+    weight = torch.randn(5, 3)
+    product = native.Linear(weight)
+    x = torch.randn(4, 3)
+    found = copied(product)(x)
+    equal((product(x), product(x[1]), found[1]), (found, found[1], product(x)[1]))
+    weight.mul_(2)
+    equal((product(x),), (2 * found,))
+
+
+def test_the_ends_of_the_numbers() -> None:
+    """Gates far below zero close, and what is no number stays none."""
+    lm = made("odd sizes")
+    bias = lm.model.model.layers[0].mlp.gate_proj.bias
+    found = []
+    for gate in (-300.0, -1e38):
+        with torch.no_grad():
+            bias.fill_(gate)
+        lm.reset()
+        found.append(lm.forward(TEXT).logits)
+    equal(tuple(found[:1]), tuple(found[1:]))
+    none = torch.full((1, 32), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    assert native.Linear(torch.ones(4, 32).bfloat16())(none).isnan().all()

@@ -14,7 +14,7 @@ embedding instead of joined with it, so that training can start from an ordinary
 zeros)."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_model import beside
-from decoding.models.native import linear
+from decoding.models.native import Linear
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
@@ -86,8 +86,8 @@ class FeatureMaps:
         return self.from_states, self.from_own
 
     @cached_property
-    def _products(self) -> list[Callable[[Tensor], Tensor]]:
-        return [linear(tensor) for tensor in self.tensors]
+    def _products(self) -> list[Linear]:
+        return [Linear(tensor) for tensor in self.tensors]
 
     def of_target(self, states: Tensor) -> Tensor:
         wide = states.to(torch.promote_types(states.dtype, torch.float32))
