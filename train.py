@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from hydra.utils import instantiate
@@ -31,7 +30,7 @@ from runtime.cli import program
 from runtime.compatibility import differences
 from runtime.errors import UserError
 from runtime.files import only_writer, refuse_foreign, replaced_folder
-from runtime.job import command_line, is_job, result_folder
+from runtime.job import command_line, is_job, result_folder, versions_of
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
 from runtime.text import plural
@@ -210,14 +209,13 @@ def facts(
         split: {"rows": len(records["group"]), "prompts": len(records["group"].unique())}
         for split, records in samples.items()
     }
-    versions = {name: version(name) for name in PACKAGES}
     provenance = {
         "command": command_line(),
         "config": settings.plain(),
         "data": {"folder": str(settings.data), "sha256": harvest.sha256, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
         "seed": settings.seed,
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": {"python": platform.python_version(), **versions_of(PACKAGES)},
         "run": run,
     }
     return {

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from data_gen.columns import Columns, at
 from data_gen.storage.shards import MORE, TOP
@@ -85,9 +86,10 @@ def siblings(p: Tensor, q: Tensor, token: Tensor, top: Tensor, uniform: Tensor) 
         accept = (at(left, drawn) * mass / at(pool, drawn).clamp_min(1e-38)).clamp_max(1.0)
         tokens.append(torch.where(any_left, drawn, -1))
         accepts.append(torch.where(any_left, accept, 0.0))
-    # point masses; a missing one takes no mass
-    best = torch.where(top >= 0, p.gather(-1, top.clamp_min(0)), 0.0)
-    remaining = p.sum(-1, keepdim=True) - (best.cumsum(-1) - best)
+    # point masses; a missing one (the column in front) takes no mass
+    wide = F.pad(p, (1, 0))
+    best, rest = wide.gather(-1, top + 1), wide.scatter(-1, top + 1, 0.0).sum(-1, keepdim=True)
+    remaining = rest + best.flip(-1).cumsum(-1).flip(-1)  # sums only: a difference would round
     return Siblings(
         torch.stack(tokens, -1),
         torch.stack(accepts, -1),

@@ -4,7 +4,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -27,7 +26,7 @@ from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.sharing import LOCK
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
-from runtime.job import as_called, command_line, shared_settings
+from runtime.job import as_called, command_line, shared_settings, versions_of
 from runtime.json_files import write_checksummed
 from runtime.settings.groups import Splits
 from runtime.text import plural, printable
@@ -100,7 +99,7 @@ def finish(
         "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma).model_dump(),
         **chunks.inventory(out, whole),
         "command": command_line(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions_of(PACKAGES),
     }
     write_checksummed(out / chunks.MANIFEST, manifest)
     return Harvest.open(out, "out")

@@ -210,6 +210,9 @@ def write_target(gguf: Path, folder: Path) -> None:
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(False)]
     )
+    for name in ("bos_token", "eos_token", "pad_token"):  # transformers 5.17 takes another end
+        token = getattr(loaded.config, f"{name}_id")
+        setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
     tokenizer.model_max_length = loaded.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 

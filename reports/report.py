@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from reports.page import Lack, Section, Shown, page
 from reports.viewer.viewer import fragment
 from runtime.errors import UserError, shown
 from runtime.files import file_name, replaced_folder, write_json
-from runtime.job import as_called, command_line
+from runtime.job import as_called, command_line, versions_of
 
 GENERAL = "reports.figures"
 DEFAULT = ("runs", "data", "checkpoints")
@@ -180,7 +179,7 @@ def facts(sections: Sequence[Section], lacking: Sequence[Lack]) -> dict[str, Any
     return {
         "command": command_line(),
         "date": time.strftime("%Y-%m-%d"),
-        "version": version("draftpredict"),
+        "version": versions_of(["draftpredict"])["draftpredict"],
         "figures": figures,
         "not_in_this_report": [lack._asdict() for lack in lacking],
     }

@@ -4,8 +4,9 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -89,3 +90,14 @@ def job_name(overrides: list[str]) -> str:
     keys = {override: re.split(r"[=.@]", override.lstrip("+~"))[0] for override in overrides}
     kept = sorted(override for override, key in keys.items() if key not in ASIDE)
     return file_name(*kept) or "defaults"
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the installed version of each package; "not installed" where it runs from a folder."""
+    found = dict[str, str]()
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

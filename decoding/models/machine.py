@@ -3,13 +3,13 @@ logits."""
 
 import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from decoding.models.loading import ModelPair
+from runtime.job import versions_of
 
 DECIDES_COSTS = ("hardware", "dtypes", "threads")
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
@@ -26,10 +26,7 @@ def setup_facts(pair: ModelPair) -> dict[str, Any]:
         "eos_ids": sorted(pair.eos_ids),
         "threads": torch.get_num_threads(),
         "machine": platform.node(),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
+        "versions": {"python": platform.python_version(), **versions_of(("torch", "transformers"))},
     }
 
 

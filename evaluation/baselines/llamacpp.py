@@ -46,7 +46,9 @@ Binary = Annotated[Path, "llama-server, as `make engine` brings it"]
 Gguf = Annotated[
     Path, "a GGUF file of the target at any precision, whose tokenizer is taken; or file to serve"
 ]
-Models = Annotated[Mapping[str, Any], "the pair, whose weights are served in bfloat16"]
+Models = Annotated[
+    Mapping[str, Any], "the pair, whose weights are served in bfloat16; a GGUF file as it is"
+]
 
 
 class Speculation(Group):
@@ -169,11 +171,14 @@ def _started(
         raise UserError(f"tokenizer: {tokenizer} is not there. Give a GGUF file of the target")
     with tempfile.TemporaryDirectory() as scratch:  # a server maps its files: they may go
         folder = File(scratch)
+        files = list[str]()
         for side in ("target", "draft")[: 1 + drafts]:
-            write_gguf(File(models[side]).expanduser(), like, folder / f"{side}.gguf")
-        given = ["-m", str(folder / "target.gguf"), "-c", str(models["max_length"])]
-        given += ["-md", str(folder / "draft.gguf")] if drafts else []
-        return Server(server, *given, *flags)
+            given = File(models[side]).expanduser()
+            file = given if given.suffix == ".gguf" else folder / f"{side}.gguf"
+            if file != given:
+                write_gguf(given, like, file)
+            files += [{"target": "-m", "draft": "-md"}[side], str(file)]
+        return Server(server, *files, "-c", str(models["max_length"]), *flags)
 
 
 def measured_cost(

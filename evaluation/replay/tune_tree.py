@@ -4,7 +4,6 @@ save."""
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from evaluation.page import simulated
 from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
-from runtime.job import command_line
+from runtime.job import command_line, versions_of
 
 RowCost = Callable[[int], float]
 """Number of rows -> seconds of one forward."""
@@ -202,7 +201,7 @@ def tune_tree(cfg: DictConfig) -> None:
         "command": command_line(),
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("draftpredict", "torch", "transformers")},
+            **versions_of(("draftpredict", "torch", "transformers")),
         },
     }
     write_artefact(file, facts)

@@ -197,3 +197,17 @@ def test_splits_on_which_nothing_can_be_fitted_or_judged_are_warned_of():
     warned = small_splits({"train": 6, "calibration": 1, "test": 2})
     assert warned and warned.startswith("warning: the calibration split has 1 prompt: ")
     assert "dataset.limit" in warned and "the test split has 0 prompts" in (small_splits({}) or "")
+
+
+def test_the_chances_of_the_most_probable_tokens_are_exact_where_the_first_is_nearly_certain() -> (
+    None
+):
+    logits = torch.zeros(1, 50)
+    logits[0, :3] = torch.tensor([30.0, 13.0, 12.0])
+    chances = []
+    for dtype in (torch.float32, torch.float64):
+        p = logits.to(dtype).softmax(-1)
+        uniform = torch.full((1, 2), 0.5, dtype=dtype)
+        made = siblings(p, p, torch.tensor([0]), top_tokens(logits), uniform)
+        chances.append(made.top_accept.double())
+    assert torch.allclose(*chances, rtol=1e-5, atol=0)
