@@ -275,8 +275,8 @@ def first_difference(tokens: Sequence[int], host: Sequence[int]) -> str:
 def harvests(
     host: ModelPair, device: ModelPair, requests: Sequence[Request], settings: HarvestSettings
 ) -> Agreement:
-    """Compare records of the same prompts, by column; if a prompt's responses differ, only
-    these."""
+    """Compare records of the same prompts, by column; if a prompt's responses or draft tokens
+    differ, only these: a draw at the edge of a token's probability changes all that follows."""
     expected, on_device = (_records(pair, requests, settings) for pair in (host, device))
     ties, faults, equal = list[str](), list[str](), 0
     for number, request in enumerate(requests):
@@ -286,6 +286,10 @@ def harvests(
         )
         if a != b:
             ties.append(f"{request.prompt_id}: another response, {first_difference(a, b)}")
+            continue
+        a, b = (kinds["rounds"][number]["token"].cpu() for kinds in (on_device, expected))
+        if a.shape == b.shape and (drawn := int((a != b).any(-1).sum())):
+            ties.append(f"{request.prompt_id}: another draft token in {drawn} of {len(a)} rounds")
             continue
         far = [
             f"{request.prompt_id}: {kind}.{column} is {gap:.1e} apart"
