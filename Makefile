@@ -7,7 +7,7 @@
 # make check   lint, format, types, tests
 # make docs    the documentation as a site, in site/
 # make setup   only the environment; does nothing when it is up to date
-# make engine  llama.cpp in an environment of its own, to be measured beside us (twelve minutes on two cores)
+# make engine  llama.cpp in an environment of its own, to be measured beside us
 # make browser a Chromium for the tests that open pages, where there is none (Debian and the like, as root)
 PYTHON ?= python3
 VENV ?= .venv
