@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch, state_of
-from decoding.models.forward import Rows, TransformersForward, picked
+from decoding.models.forward import Call, Result, Rows, TransformersForward, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
 from decoding.models.native import NativeLlama, takes
 from decoding.models.packing import PackedLinear, refresh
@@ -101,14 +101,27 @@ class LlamaForward(Watch):
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
     ) -> tuple[Tensor, list[Tensor]]:
         """See `Forward`."""
-        if self.due(rows.begin):
+        return self.together([Call(rows, cache, hidden, logits)])[0]
+
+    def together(self, calls: Sequence[Call]) -> list[Result]:
+        """Do several calls, each of its own cache. In C++ they are one, with rows equal to the bit
+        to those of calls of their own."""
+        if self.due(any(call.rows.begin for call in calls)):
             self.plain()
         if not self._plain:
-            return self._slow(rows, cache, hidden, logits)
-        x = F.embedding(rows.tokens, self._embedding.weight)
-        x = x if rows.added is None else x + rows.added
+            return [self._slow(*call) for call in calls]
         if self._native is not None:
-            return self._run(self._native, x.float(), rows, cache, hidden, logits)
+            return self._run(self._native, calls)
+        return [self._alone(*call) for call in calls]
+
+    def _embedded(self, rows: Rows) -> Tensor:
+        x = F.embedding(rows.tokens, self._embedding.weight)
+        return x if rows.added is None else x + rows.added
+
+    def _alone(
+        self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
+    ) -> Result:
+        x = self._embedded(rows)
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
         mask = None if rows.mask is None else folded(rows.mask, self._layers[0].groups)
         last = len(self._layers)
@@ -126,36 +139,47 @@ class LlamaForward(Watch):
         x = x if last in wanted else self._norm(x)
         return self._model.lm_head(x), [found[index] for index in wanted]
 
-    def _run(
-        self,
-        native: NativeLlama,
-        x: Tensor,
-        rows: Rows,
-        cache: BufferCache,
-        hidden: Sequence[int],
-        logits: RowsWanted,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Run the rows in C++. x: [B, n, H] float32, the embeddings; it is written.
+    def _run(self, native: NativeLlama, calls: Sequence[Call]) -> list[Result]:
+        """Run the rows of all calls in C++.
 
         Logits are float32; hidden states have the model's dtype."""
         last, dtype = len(self._model.model.layers), self._model.dtype
-        wanted = [layer % (last + 1) for layer in hidden]
-        found: dict[int, Tensor] = {}
+        shapes = [call.rows.tokens.shape for call in calls]
+        x = torch.cat([self._embedded(call.rows).float().flatten(0, 1) for call in calls])
+        wanted = [[layer % (last + 1) for layer in call.hidden] for call in calls]
+        layers = {layer for each in wanted for layer in each}
+        found: dict[int, list[Tensor]] = {}
+
+        def each(states: Tensor) -> list[Tensor]:
+            parts = states.split([shape.numel() for shape in shapes])
+            return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
         done = 0
-        for stop in sorted({last, *wanted, *({self._half} - {-1})}):
+        for stop in sorted({last, *layers, *({self._half} - {-1})}):
             if stop > done:
-                native.run(x, rows, cache, range(done, stop))
+                native.run(x, [(call.rows, call.cache) for call in calls], range(done, stop))
                 done = stop
             if stop == self._half:
                 self._pause()
-            if stop in wanted and stop < last:
-                found[stop] = x.to(dtype, copy=True)
-        if last in wanted:
+            if stop in layers and stop < last:
+                found[stop] = each(x.to(dtype, copy=True))
+        if last in layers:
             x = native.normed(x)
-            found[last] = x.to(dtype)
-        x = picked(x, logits)
-        scores = native.head(x if last in wanted else native.normed(x))
-        return scores, [found[index] for index in wanted]
+            found[last] = each(x.to(dtype))
+        read = [picked(part, call.logits) for part, call in zip(each(x), calls, strict=True)]
+        x = torch.cat([part.flatten(0, 1) for part in read])
+        scores = native.head(x if last in layers else native.normed(x))
+        return [
+            (part.unflatten(0, rows.shape[:2]), [found[layer][index] for layer in layers])
+            for index, (part, rows, layers) in enumerate(
+                zip(
+                    scores.split([rows.shape[:2].numel() for rows in read]),
+                    read,
+                    wanted,
+                    strict=True,
+                )
+            )
+        ]
 
 
 def nothing() -> None:

@@ -4,7 +4,7 @@ implementation by transformers."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,17 +50,27 @@ class Rows:
         return int(self.positions[0, 0]) == 0
 
 
+Result = tuple[Tensor, list[Tensor]]
+"""Logits [B, m, V] of the rows asked for, and the hidden states [B, n, H] asked for."""
+
+
+class Call(NamedTuple):
+    """The arguments of a `Forward`. hidden: indices into n_layers + 1 states: the embedding, the
+    output of each layer but the last, and the input of the output layer."""
+
+    rows: Rows
+    cache: BufferCache
+    hidden: Sequence[int] = ()
+    logits: RowsWanted = "all"
+
+
 class Forward(Protocol):
     """A causal model's forward, as `CachedLM` and `BatchedLM` call it."""
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Run the rows and append them to the cache.
-
-        Returns logits [B, m, V] of the rows asked for, and the hidden states [B, n, H] asked for:
-        `hidden` are indices into n_layers + 1 of them: the embedding, the output of each layer but
-        the last, and the input of the output layer."""
+    ) -> Result:
+        """Run the rows and append them to the cache. See `Call`."""
         ...
 
 

@@ -1,6 +1,7 @@
 """The pair (target, draft) that decoding works on: loading, checking and identifying it."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from decoding.models.context import refuse_unsteady
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
 from decoding.models.eagle.checkpoint import find_checkpoint, load_published
-from decoding.models.eagle.draft import EagleDraft, read_maps
+from decoding.models.eagle.draft import EagleDraft, read_maps, reads_states
 from decoding.models.ends import end_ids
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.mixed import mix_in
@@ -98,6 +99,27 @@ def load_draft(settings: Pair, target: CachedLM, vocabulary: torch.Tensor | None
     if maps is None:
         return cached(model, **options)
     return EagleDraft(model, target, maps, **options)
+
+
+def load_draft_alone(settings: Pair, vocab_size: int, eos_ids: Collection[int]) -> CachedLM:
+    """Load the draft of a pair whose target runs in another engine. vocab_size: of that target;
+    eos_ids: its end tokens.
+
+    Raises UserError for a draft that reads the target's states, or of another vocabulary."""
+    files, target = settings.model("draft"), settings.model("target")
+    if find_checkpoint(files) or reads_states(Path(source_of(files))):
+        raise UserError(
+            f"pair.draft: expected one that reads no states of its target, which the engine keeps"
+            f" to itself, got {source_of(files)}. Choose an ordinary draft"
+        )
+    vocab_size = min(vocab_size, load_config(files).get_text_config().vocab_size)
+    check_same_vocabulary(load_tokenizer(target), load_tokenizer(files), vocab_size)
+    tokens = draft_tokens(settings, vocab_size)
+    vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
+    model = _load_model(files, vocabulary)
+    return cached(
+        model, vocab_size=vocab_size, max_length=settings.max_length, vocabulary=vocabulary
+    )
 
 
 def draft_tokens(settings: Pair, vocab_size: int) -> torch.Tensor | None:

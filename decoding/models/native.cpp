@@ -398,17 +398,21 @@ struct Shape {
   const float *cos, *sin;  // [positions, rotated]
 };
 
-struct Held {  // of a layer, [batch, kv_heads, capacity, dim]
+struct Held {  // of a layer of a sequence, [kv_heads, capacity, dim]
   void *keys, *values;
   int64_t capacity;
 };
 
+struct Part {  // the rows of one sequence
+  int64_t first, n, start;  // rows before these in the call, these, and those that are cached
+  const uint8_t* seen;      // [n, start + n]; null: all up to the row
+};
+
 struct Rows {
-  int32_t batch, n, start, threads;  // `start` rows are cached
-  const int64_t* positions;          // [batch or 1, n]
-  const uint8_t* seen;               // [batch or 1, n, start + n]; null: all up to the row
-  float* states;                     // [batch, n, hidden], read and written
-  int64_t own_positions, own_seen;   // whether there are those of each sequence
+  int32_t parts, total, threads;
+  const Part* part;          // [parts], one after another
+  const int64_t* positions;  // [total]
+  float* states;             // [total, hidden], read and written
 };
 
 namespace {
@@ -520,28 +524,36 @@ inline void softmax(float* scores, int64_t count) {
   for (int64_t i = 0; i < count; i += LANES) store(scores + i, load(scores + i) * factor);
 }
 
-// The rows that each row sees, in the order of the cache.
+// The rows that each row sees, in the order of its sequence's cache.
 struct Seen {
-  std::vector<int32_t> flat;
+  std::vector<std::vector<int32_t>> lists;
   std::vector<const int32_t*> rows;
   std::vector<int64_t> counts;
 
   explicit Seen(const Rows& r) {
-    const int64_t length = r.start + r.n, lists = r.own_seen ? r.batch * r.n : r.n;
-    flat.resize(r.seen ? lists * length : length);
-    for (int64_t i = 0; i < lists; ++i) {
-      int32_t *begin = flat.data() + (r.seen ? i * length : 0), *end = begin;
-      if (r.seen) {
-        for (int64_t j = 0; j < length; ++j)
-          if (r.seen[i * length + j]) *end++ = (int32_t)j;
-        counts.push_back(end - begin);
-      } else {
-        counts.push_back(r.start + i + 1);
+    int64_t longest = 0;
+    for (int64_t b = 0; b < r.parts; ++b) longest = std::max(longest, r.part[b].start + r.part[b].n);
+    std::vector<int32_t> all(longest);
+    for (int64_t j = 0; j < longest; ++j) all[j] = (int32_t)j;
+    lists.push_back(std::move(all));
+    const uint8_t* last = nullptr;
+    for (int64_t b = 0; b < r.parts; ++b) {
+      const Part& part = r.part[b];
+      const int64_t length = part.start + part.n;
+      if (part.seen && part.seen != last) {  // one mask may be that of several
+        last = part.seen;
+        lists.emplace_back(part.n * length);
       }
-      rows.push_back(begin);
+      for (int64_t i = 0; i < part.n; ++i) {
+        int32_t* begin = part.seen ? lists.back().data() + i * length : lists[0].data();
+        int64_t count = part.seen ? 0 : part.start + i + 1;
+        if (part.seen)
+          for (int64_t j = 0; j < length; ++j)
+            if (part.seen[i * length + j]) begin[count++] = (int32_t)j;
+        rows.push_back(begin);
+        counts.push_back(count);
+      }
     }
-    if (!r.seen)
-      for (int64_t j = 0; j < length; ++j) flat[j] = (int32_t)j;
   }
 };
 
@@ -605,11 +617,19 @@ void attend(const Shape& s, const Seen& seen, int64_t list, int64_t first, int64
 // Layers ------------------------------------------------------------------------------------------
 
 template <class W>
-void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& rows, int64_t count) {
+void run_layers(const Shape& s, const Layer* layers, const Held* held, const Rows& rows,
+                int64_t count) {
   Team team(rows.threads);
   const Seen seen(rows);
-  const Tiles tiles(rows.batch * rows.n);
-  const int64_t total_rows = rows.batch * rows.n, width = s.heads * s.dim;
+  const int64_t total_rows = rows.total, width = s.heads * s.dim;
+  const Tiles tiles(total_rows);
+  std::vector<int64_t> part_of;
+  std::vector<std::pair<int64_t, int64_t>> shares;  // a part, and the first of up to TOGETHER rows
+  for (int64_t b = 0; b < rows.parts; ++b)
+    for (int64_t i = 0; i < rows.part[b].n; ++i) {
+      part_of.push_back(b);
+      if (i % TOGETHER == 0) shares.emplace_back(b, i);
+    }
   const int64_t wide_qkv = (s.heads + 2 * s.kv_heads) * s.dim;
   const int64_t widest = std::max<int64_t>({s.hidden, width, s.inner});
   float* y = room<float, 4>(total_rows * std::max<int64_t>(wide_qkv, 2 * s.inner));
@@ -624,14 +644,15 @@ void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& row
   };
   for (int64_t index = 0; index < count; ++index) {
     const Layer& layer = layers[index];
-    W *keys = (W*)held[index].keys, *values = (W*)held[index].values;
-    const int64_t capacity = held[index].capacity;
+    const Held* caches = held + index * rows.parts;
     norm_and_lay(layer.norm, layer.eps);
     multiply<W>(team, (const W*)layer.qkv, x, total_rows, s.hidden, wide_qkv, layer.qkv_bias, y,
                 false);
     team.run(total_rows, [&](int64_t row) {
-      const int64_t b = row / rows.n, i = row % rows.n;
-      const int64_t position = rows.positions[rows.own_positions ? row : i] * s.rotated;
+      const Part& part = rows.part[part_of[row]];
+      const Held& cache = caches[part_of[row]];
+      W *keys = (W*)cache.keys, *values = (W*)cache.values;
+      const int64_t position = rows.positions[row] * s.rotated;
       float* states = y + row * wide_qkv;
       for (int64_t h = 0; h < s.heads + s.kv_heads; ++h) {
         const bool query = h < s.heads;
@@ -641,22 +662,20 @@ void run_layers(const Shape& s, const Layer* layers, Held* held, const Rows& row
         rotate(states + h * s.dim, s.cos + position, s.sin + position, s.rotated);
       }
       for (int64_t h = 0; h < s.kv_heads; ++h) {
-        const int64_t to = ((b * s.kv_heads + h) * capacity + rows.start + i) * s.dim;
+        const int64_t to = (h * cache.capacity + part.start + row - part.first) * s.dim;
         const float* key = states + (s.heads + h) * s.dim;
         const float* value = key + s.kv_heads * s.dim;
         for (int64_t j = 0; j < s.dim; ++j) put(key[j], keys[to + j]);
         for (int64_t j = 0; j < s.dim; ++j) put(value[j], values[to + j]);
       }
     });
-    const int64_t parts = (rows.n + TOGETHER - 1) / TOGETHER;
-    team.run(rows.batch * s.kv_heads * parts, [&](int64_t task) {
-      const int64_t b = task / parts / s.kv_heads, h = task / parts % s.kv_heads;
-      const int64_t first = task % parts * TOGETHER;
-      const int64_t last = std::min<int64_t>(rows.n, first + TOGETHER);
-      const int64_t from = (b * s.kv_heads + h) * capacity * s.dim;
-      attend<W>(s, seen, rows.own_seen ? b * rows.n : 0, first, last, h,
-                y + b * rows.n * wide_qkv, wide_qkv, keys + from, values + from,
-                mixed + b * rows.n * width);
+    team.run(shares.size() * s.kv_heads, [&](int64_t task) {
+      const auto [b, first] = shares[task / s.kv_heads];
+      const int64_t h = task % s.kv_heads, from = h * caches[b].capacity * s.dim;
+      const Part& part = rows.part[b];
+      attend<W>(s, seen, part.first, first, std::min(part.n, first + TOGETHER), h,
+                y + part.first * wide_qkv, wide_qkv, (const W*)caches[b].keys + from,
+                (const W*)caches[b].values + from, mixed + part.first * width);
     });
     team.run(total_rows, [&](int64_t row) { lay<W>(mixed + row * width, width, tiles, row, x); });
     multiply<W>(team, (const W*)layer.out, x, total_rows, width, s.hidden, layer.out_bias,
@@ -692,8 +711,9 @@ extern "C" {
 
 int32_t block() { return BLOCK; }
 
-// Append rows to the cache and run `count` layers on them.
-void run(const Shape* shape, const Layer* layers, Held* held, const Rows* rows, int64_t count) {
+// Append rows to the caches and run `count` layers on them. held: [count, parts].
+void run(const Shape* shape, const Layer* layers, const Held* held, const Rows* rows,
+         int64_t count) {
   (shape->bytes == 2 ? run_layers<Half> : run_layers<float>)(*shape, layers, held, *rows, count);
 }
 

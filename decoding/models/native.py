@@ -59,9 +59,8 @@ _Layer = _structure(
 )
 _Shape = _structure(ints="bytes hidden heads kv_heads dim inner rotated", pointers="cos sin")
 _Held = _structure(pointers="keys values", longs="capacity")
-_Rows = _structure(
-    ints="batch n start threads", pointers="positions seen states", longs="own_positions own_seen"
-)
+_Part = _structure(longs="first n start", pointers="seen")
+_Rows = _structure(ints="parts total threads", pointers="part positions states")
 
 
 _first = threading.Lock()  # of several threads, one compiles
@@ -165,11 +164,16 @@ class Product:
         y = torch.empty(*x.shape[:-1], self.outputs)
         rows = x.numel() // self.inputs
         sizes = (c_int64(size) for size in (rows, self.inputs, self.outputs))
-        threads = torch.get_num_threads()
         self._made.linear(
-            self.bytes, *sizes, threads, *map(_address, (self.packed, self.bias, x, y))
+            self.bytes, *sizes, threads_here(), *map(_address, (self.packed, self.bias, x, y))
         )
         return y
+
+
+def threads_here() -> int:
+    """Return torch's number of threads, or that of the processors this thread may run on: those it
+    starts run there, too."""
+    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
 def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
@@ -292,33 +296,57 @@ class NativeLlama:
         """Whether weights were written since they were packed; some of their numbers tell."""
         return bool(self._made.sampled(*self._watched) != self._sample)
 
-    def run(self, x: Tensor, rows: Rows, cache: BufferCache, layers: range) -> None:
-        """Append the rows to these layers of the cache. x: [B, n, H] float32, what the first of
-        them reads; it becomes what the last one gives."""
-        (batch, n, _), (kv_heads, dim, dtype) = x.shape, self._cache_shape
-        like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
-        positions = rows.positions.long().contiguous()
-        if n and not 0 <= positions.amin() <= positions.amax() < self._positions:
+    def run(self, x: Tensor, calls: Sequence[tuple[Rows, BufferCache]], layers: range) -> None:
+        """Append the rows of each call to these layers of its cache. x: [all rows, H] float32, what
+        the first of them reads; it becomes what the last one gives."""
+        parts, caches = list[Any](), list[tuple[BufferCache, int]]()
+        positions, masks = list[Tensor](), list[Tensor]()  # read through pointers
+        first = 0
+        for rows, cache in calls:
+            batch, n = rows.tokens.shape
+            start = self._reserved(cache, batch, n, layers)
+            seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
+            whole = rows.positions.shape[1] == n and (
+                seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
+            )
+            if not whole or len(rows.positions) not in (1, batch):
+                raise RuntimeError("positions and mask are of other rows than the states")
+            positions.append(rows.positions.long().expand(batch, n).reshape(-1))
+            masks += [] if seen is None else [seen]
+            for row in range(batch):
+                own = None if seen is None else seen[row % len(seen)].data_ptr()
+                parts.append((first, n, start, own))
+                caches.append((cache, row))
+                first += n
+        places = torch.cat(positions)
+        if len(places) != len(x):
+            raise RuntimeError("positions and mask are of other rows than the states")
+        if len(places) and not 0 <= places.amin() <= places.amax() < self._positions:
             raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
-        held = (_Held * len(layers))()
-        for index, part in zip(layers, held, strict=True):
-            layer = cache.layer(index)
+        held = [
+            (keys[row].data_ptr(), values[row].data_ptr(), keys.shape[2])
+            for keys, values, row in (
+                (cache.layers[index].keys, cache.layers[index].values, row)
+                for index in layers
+                for cache, row in caches
+            )
+        ]
+        listed, buffers = (_Part * len(parts))(*parts), (_Held * len(held))(*held)
+        pointers = ctypes.addressof(listed), places.data_ptr(), x.data_ptr()
+        call = _Rows(len(parts), len(x), threads_here(), *pointers)
+        byref = ctypes.byref
+        layer = byref(self._layers, layers.start * ctypes.sizeof(_Layer))
+        self._made.run(byref(self._shape), layer, buffers, byref(call), c_int64(len(layers)))
+
+    def _reserved(self, cache: BufferCache, batch: int, n: int, layers: range) -> int:
+        """Count n rows as cached in these layers. Return how many were before."""
+        kv_heads, dim, dtype = self._cache_shape
+        like, start = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim), 0
+        for layer in map(cache.layer, layers):
             start = layer.reserve(like, like)
             if (layer.keys.dtype, *layer.keys.shape[:2]) != (dtype, batch, kv_heads):
                 raise RuntimeError("the cache holds keys of another dtype or number of sequences")
-            part.keys, part.values = layer.keys.data_ptr(), layer.values.data_ptr()
-            part.capacity = layer.keys.shape[2]
-        seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
-        whole = positions.shape[1] == n and (seen is None or seen.shape[1:] == (n, start + n))
-        batches = {len(part) for part in (positions, seen) if part is not None}
-        if not whole or not batches <= {1, batch}:
-            raise RuntimeError("positions and mask are of other rows than the states")
-        read = map(_address, (positions, seen, x))
-        each = (part is not None and len(part) > 1 for part in (positions, seen))
-        call = _Rows(batch, n, start, torch.get_num_threads(), *read, *each)
-        byref = ctypes.byref
-        first = byref(self._layers, layers.start * ctypes.sizeof(_Layer))
-        self._made.run(byref(self._shape), first, held, byref(call), c_int64(len(layers)))
+        return start
 
     def normed(self, x: Tensor) -> Tensor:
         """What the output layer reads, of what the last layer gives, [..., H] float32."""

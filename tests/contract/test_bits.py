@@ -28,6 +28,7 @@ from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward
 from decoding.models.packing import PackedLinear, pack_linears
+from decoding.models.together import Together
 from runtime.errors import UserError
 from tests.helpers.models.cached import close, random_tokens, without_cache
 
@@ -137,6 +138,32 @@ def test_batches(lm: CachedLM) -> None:
     equal((batch.step(TEXT[[10, 15]]).logits,), (right[[10, 15]],))
     batch.hand_over(1)
     equal((lm.forward(TEXT[16:]).logits,), (right[16:],))
+
+
+def test_requests_of_several_threads(lm: CachedLM) -> None:
+    """Chains, prompts, rows that few outputs are asked for and trees, in calls of all of them."""
+    right, states = chain(lm)
+    together = Together(lm.network)
+    copies = [lm.fresh() for _ in range(4)]
+    for each in copies:
+        each.network = together
+
+    def tree() -> tuple[Tensor, Tensor]:
+        copies[3].forward(TEXT[:19], logits="last")
+        tokens, parents = random_tokens(4, 1), torch.tensor([-1, -1, 1, 2])
+        tokens[1:] = TEXT[19:22]
+        output = copies[3].forward(tokens, parents, hidden=LAYERS)
+        assert output.hidden is not None
+        return output.logits[1:], output.hidden[:, 1:]
+
+    sizes = (45,), (17, 1, 27), (1,) * 45
+    tasks = [
+        functools.partial(chain, one, *parts) for one, parts in zip(copies, sizes, strict=False)
+    ]
+    *chains, path = together.run([*tasks, tree])
+    for found in chains:
+        equal(found, (right, states))
+    equal(path, (right[19:22], states[:, 19:22]))
 
 
 def test_rows_that_are_asked_for_and_the_full_context(lm: CachedLM) -> None:

@@ -98,6 +98,11 @@ class FeatureMaps:
         return self._products[1](hidden.to(self.from_own))
 
 
+def reads_states(folder: Path) -> bool:
+    """Return whether the draft in a folder reads its target's states."""
+    return beside(folder, FILE) is not None
+
+
 def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
     """Return the maps in the folder of a draft, in its dtype and on its device; None for an
     ordinary draft.

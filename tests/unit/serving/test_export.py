@@ -24,6 +24,7 @@ from transformers import GenerationConfig
 
 from decoding.batch_cost import BatchTable, PerRow, Roofline, tabled
 from decoding.cost import cost_table
+from evaluation.replay.thresholds import checkpoint_hash
 from predictors.calibration import Calibration
 from predictors.confidences.maps import PositionMaps, of_temperatures
 from predictors.confidences.sts import Sts, equal_width_ece
@@ -37,6 +38,7 @@ from serving.export.vllm import Vllm
 from serving.schedule import Range, Schedule, read_schedule, write_schedule
 from serving.sources.sglang import SglangShards
 from tests.helpers.damage.refusals import refuses
+from tests.helpers.training.checkpoints import columns, write_checkpoint
 from tests.helpers.training.confidences import logged
 
 SCHEDULE = Schedule((Range(1, 4, 3), Range(5, 8, 2), Range(9, 32, 0)))
@@ -82,7 +84,8 @@ def calibration(maps: PositionMaps | None = None, **changed: Any) -> dict[str, A
 
 
 def thresholds(**rules: Any) -> dict[str, Any]:
-    return {"results": {"chosen": {"advice": "x", "rules": rules}}}
+    sampled = {"temperature": 1.0}
+    return {"draft_warp": sampled, "results": {"chosen": {"advice": "x", "rules": rules}}}
 
 
 def told(**changed: Any) -> Given:
@@ -102,9 +105,10 @@ def told(**changed: Any) -> Given:
 
 
 GOLDEN = Path(__file__).with_name("golden")
+VLLM_EXPORT = Vllm("eagle3", None, None, True)
 ENGINES: dict[str, Engine] = {
     "sglang": Sglang(0.001, "EAGLE3"),
-    "vllm": Vllm("eagle3"),
+    "vllm": VLLM_EXPORT,
     "tensorrt_llm": TensorrtLlm("Eagle3", 256),
     "deepspec": Deepspec(),
     "transformers": Transformers("confidence"),
@@ -295,7 +299,7 @@ def test_transformers_reads_its_file(tmp_path):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_vllm_finds_a_length_for_every_batch(schedule, tmp_path):
-    written(tmp_path, Vllm("eagle3"), schedule=schedule)
+    written(tmp_path, VLLM_EXPORT, schedule=schedule)
     found = json.loads((tmp_path / "speculative_config.json").read_text())
     ranges, most = found["num_speculative_tokens_per_batch_size"], found["num_speculative_tokens"]
     assert most > 0 and ranges[0][0] == 1
@@ -308,6 +312,64 @@ def test_vllm_finds_a_length_for_every_batch(schedule, tmp_path):
     assert len(cumulative) == rates["num_speculative_tokens"]
     assert cumulative == sorted(cumulative, reverse=True) and 0 <= min(cumulative) <= 1
     assert rates["rejection_sample_method"] == "synthetic"
+
+
+def greedy(tmp_path: Path, **changed: Any) -> dict[str, Any]:
+    """Thresholds of a greedy draft: a fixed length, H-RAD's confidence, and a rule that loses."""
+    confidence = {"_target_": "decoding.stopping.confidence.Confidence", "threshold": None}
+    hrad = {"_target_": "decoding.stopping.hrad.HRADStop", "none": None, "confidence": confidence}
+    fixed = {"_target_": "decoding.stopping.fixed.Fixed", "gamma": None}
+    chosen = {
+        name: {"threshold": value, "speculate": name != "confidence", "speedup": 1.5}
+        for name, value in {"fixed": 3.0, "hrad": 0.25, "confidence": 0.5}.items()
+    }
+    checkpoint = write_checkpoint(tmp_path / "hrad", "hrad", columns("hrad", 4), gamma=3)
+    held = checkpoint_hash(checkpoint, "")
+    tuned = {
+        "draft_warp": {"temperature": 0.0},
+        "gamma": 3,
+        "measured_on": {"dtypes": {"draft": "torch.bfloat16"}},
+        "rules": {
+            "fixed": {"setting": "gamma", "stop": fixed, "checkpoint": None},
+            "hrad": {"setting": "confidence.threshold", "stop": hrad, "checkpoint": held},
+            "confidence": {"setting": "threshold", "stop": confidence, "checkpoint": None},
+        },
+        "results": {"chosen": {"advice": "fixed", "rules": chosen}},
+    }
+    return told(calibration=None, costs=None, schedule=None, thresholds=tuned | changed)
+
+
+def test_vllm_gets_a_proposer(tmp_path):
+    def settings(rule: str | None, checkpoint: Path | None = None, copies: bool = False) -> Any:
+        made = Vllm("", rule, checkpoint, copies).export(greedy(tmp_path))
+        config = json.loads(str(made.files["speculative_config.json"]))
+        assert config["model"] == "serving.vllm.Proposer" and config["num_speculative_tokens"] == 3
+        (line,) = made.launch
+        assert line.endswith(
+            """--additional-config '{"draftpredict": "runs/export/proposer.json"}'"""
+        )
+        return json.loads(str(made.files["proposer.json"]))
+
+    assert settings(None)["stop"] == {"_target_": "decoding.stopping.fixed.Fixed", "gamma": 3}
+    assert settings(None, copies=True)["structure"]["stretch"] == 2
+    found = settings("hrad", tmp_path / "hrad")["stop"]
+    assert found["confidence"]["threshold"] == 0.25 and found["checkpoint"] == str(
+        tmp_path / "hrad"
+    )
+
+
+def test_vllm_gets_no_proposer(tmp_path):
+    refuses("serving.checkpoint", Vllm("", "hrad", None, True).export, greedy(tmp_path))
+    write_checkpoint(tmp_path / "other", "hrad", columns("hrad", 4), gamma=5)
+    other = Vllm("", "hrad", tmp_path / "other", True)
+    refuses("serving.checkpoint", other.export, greedy(tmp_path))
+    for rule, changed, why in (
+        ("confidence", {}, "no draft pays"),
+        ("adaedl", {}, "none of their rules"),
+        (None, {"draft_warp": {"temperature": 1.0}}, "sampled draft"),
+    ):
+        made = Vllm("", rule, None, True).export(greedy(tmp_path, **changed))
+        assert "proposer.json" not in made.files and why in made.left_out[0]
 
 
 @pytest.mark.slow
@@ -324,7 +386,7 @@ def test_vllm_reads_its_files(clean, tmp_path):
     methods[0].decorator_list = []
     exec(compile(ast.Module(methods, []), str(config), "exec"), space)
     for schedule in SCHEDULES:
-        written(tmp_path, Vllm("eagle3"), schedule=schedule)
+        written(tmp_path, VLLM_EXPORT, schedule=schedule)
         found = json.loads((tmp_path / "speculative_config.json").read_text())
         most = found["num_speculative_tokens"]
         dense = lookup(found["num_speculative_tokens_per_batch_size"], 64, most)

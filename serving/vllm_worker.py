@@ -1,0 +1,68 @@
+"""vLLM as a process that answers lines: started with vLLM's own Python, so that its packages and
+ours need not agree.
+
+    .vllm/bin/python -m serving.vllm_worker '{"model": "...", ...}'
+
+The argument holds the arguments of `vllm.LLM`. A line of input is a batch of requests, `prompts`
+(token ids) and the fields of `SamplingParams`; a line of output says what came of it, in the
+worker's own seconds. What vLLM prints goes to stderr."""
+
+import json
+import os
+import sys
+from time import perf_counter
+from typing import Any
+
+
+def main() -> None:
+    out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)  # and what is printed from below
+
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    llm = LLM(**json.loads(sys.argv[1]), disable_log_stats=False)
+
+    def counted() -> dict[str, Any]:
+        """Return vLLM's counters of drafts so far."""
+        counters: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+        for metric in llm.get_metrics():
+            for name in counters:
+                if metric.name == f"vllm:spec_decode_num_{name}":
+                    counters[name] = int(getattr(metric, "value", 0))
+            if metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
+                counters["per_position"] = list(getattr(metric, "values", []))
+        return counters
+
+    def say(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=out, flush=True)
+
+    say({"ready": True})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in asked.pop("prompts")]
+        try:
+            sampling = [SamplingParams(**{**asked, "seed": seed}) for seed in asked.pop("seeds")]
+            before, start = counted(), perf_counter()
+            results = llm.generate(prompts, sampling, use_tqdm=False)
+            seconds = perf_counter() - start
+        except (ValueError, RuntimeError) as error:
+            say({"error": str(error)})
+            continue
+        after = counted()
+        changes: dict[str, Any] = {name: after[name] - before[name] for name in list(before)[:3]}
+        places = after.get("per_position", [])
+        earlier = before.get("per_position") or [0] * len(places)
+        changes["per_position"] = [now - then for now, then in zip(places, earlier, strict=True)]
+        say(
+            {
+                "tokens": [list(result.outputs[0].token_ids) for result in results],
+                "reasons": [result.outputs[0].finish_reason for result in results],
+                "seconds": seconds,
+                **changes,
+            }
+        )
+
+
+if __name__ == "__main__":
+    main()
