@@ -57,7 +57,7 @@ class Eagle:
                 f" {model.config.hidden_size}. Make a draft: python pairs/distill_draft.py"
             )
         maps = Maps(pool.layers, hidden, hidden).to(model.device)
-        known = read_maps(Path(pair.draft).expanduser(), model, target)
+        known = read_maps(Path(pair.draft).expanduser(), model, target.config)
         if known is not None and known.layers == maps.layers:
             maps.from_states.weight.data.copy_(known.from_states)
             maps.from_own.weight.data.copy_(known.from_own)

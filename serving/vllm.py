@@ -11,10 +11,14 @@ It is exact: a draft is the draft model's most probable tokens, or copies of the
 on the text alone, and vLLM tests such tokens as point masses (no probabilities go back to it). A
 rule may look at them, for nothing about them is drawn.
 
-vLLM hands over tokens, neither states of the target nor names of requests. So predictors and drafts
-that read states are refused, and a request is known by its text: the proposer goes on from the
-cache whose text begins it.
+vLLM hands over tokens, not names of requests: a request is known by its text, and the proposer
+goes on from the cache whose text begins it. Hidden states of the target come from the model itself,
+which gives those of layers that are asked for (`set_aux_hidden_state_layers`, made for EAGLE-3), to
+a hook on its forward. Drafts that read them and H-RAD work so. Where vLLM has not computed a state
+(a prompt that it had cached), zeros stand for it: the draft may be worse, never the output.
 """
+
+from __future__ import annotations
 
 import importlib.metadata
 import sys
@@ -29,11 +33,13 @@ import numpy as np
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from torch import Tensor
 
-from decoding.draft import RoundContext, Verdict
+from decoding.draft import RoundContext, Verdict, no_embedding
 from decoding.draft_tree import DraftTree
 from decoding.interfaces import LM, DraftStructure, StopRule
 from decoding.models.cached_lm import CachedLM
+from decoding.models.eagle.draft import GivenStates
 from decoding.models.loading import load_draft_alone
 from decoding.models.together import Together
 from decoding.pair import pair_settings
@@ -48,6 +54,7 @@ CHECKED = "0.32.0"
 RULES = "decoding.stopping."
 STRUCTURES = "decoding.structures."
 GREEDY = Warp(temperature=0)
+UNLIKELY = 0  # a token that hardly any text has
 
 
 class Settings(OpenForm):
@@ -61,12 +68,52 @@ class Settings(OpenForm):
     stop: dict[str, Any]
 
 
+class Watch:
+    """The hidden states of the target's last forward, of all its tokens, request after request.
+
+    layers: those wanted, counted from the end (-1: what the output layer reads)"""
+
+    def __init__(self) -> None:
+        self.starts, self.positions, self.states = [0], torch.zeros(0), torch.zeros(0)
+
+    def begin(self, model: Any, layers: Sequence[int]) -> None:
+        """Have `model` give the states after these layers (0: the embeddings), besides the last.
+        Raises UserError for a model that has no such interface."""
+        if not hasattr(model, "set_aux_hidden_state_layers"):
+            raise UserError(
+                f"draft: it reads states of its target, and vLLM's {type(model).__name__} gives"
+                " none (SupportsEagle3). Choose an ordinary draft and a rule without them"
+            )
+        model.set_aux_hidden_state_layers(tuple(layers))
+        model.register_forward_hook(self._note, with_kwargs=True)
+
+    def _note(self, model: Any, args: Any, named: Mapping[str, Any], output: Any) -> Any:
+        """Keep the states, and return what vLLM expects."""
+        from vllm.forward_context import get_forward_context
+
+        last, others = output if isinstance(output, tuple) else (output, [])
+        facts = get_forward_context().attn_metadata
+        if isinstance(facts, dict) and facts:  # none in a warm-up
+            self.starts = next(iter(facts.values())).query_start_loc.tolist()
+            self.positions = named["positions"]
+            self.states = torch.stack([*others, last], 1)
+        return last
+
+    def of(self, row: int) -> tuple[int, Tensor]:
+        """Return the position of the first token of a request, and the states of all that were run,
+        [n, L + 1, H]."""
+        rows = slice(self.starts[row], self.starts[row + 1])
+        return int(self.positions[rows][0]), self.states[rows].cpu()
+
+
 @dataclass(eq=False)
 class Request:
-    """One request: its draft model's cache, its stop rule, its text and draft of the last step."""
+    """One request: its draft model's cache, its stop rule, the target's states, its text and draft
+    of the last step."""
 
     lm: LM
     stop: StopRule
+    target: GivenStates
     text: np.ndarray
     draft: list[int] = field(default_factory=list)
     rounds: int = 0
@@ -85,16 +132,24 @@ class Request:
             path = self.draft[:accepted]
             self.stop.end_round(Verdict(accepted, path, following, len(self.draft)))
             self.verdicts += [True] * accepted + [False] * (accepted < len(self.draft))
-        self.lm.crop(min(self.lm.length, len(self.text) + accepted, len(text) - 1))
-        self.text, self.draft = text.copy(), []
+        kept = accepted
+        if self.lm.reads_target:  # accepted tokens are run again, with the target's states
+            kept = 0
+        self.lm.crop(min(self.lm.length, len(self.text) + kept, len(text) - 1))
+        self.text, self.draft, self.target.length = text.copy(), [], len(text) - 1
 
-    def propose(self, structure: DraftStructure, eos_ids: frozenset[int], room: int) -> list[int]:
+    def propose(self, parts: Parts, room: int) -> list[int]:
         """Return at most `room` tokens."""
+        hidden = None
+        if parts.stop.target_layers and len(self.target.states) >= self.target.length > 0:
+            hidden = self.target.states[self.target.length - 1, parts.rows].float()
         context = RoundContext(
             torch.from_numpy(self.text).long(),
             max_new=room + 1,
             round=self.rounds,
-            eos_ids=eos_ids,
+            target_hidden=hidden,
+            embed=parts.embed,
+            eos_ids=parts.eos_ids,
             verdicts=self.verdicts,
             draft_context=self.lm.max_length,
         )
@@ -102,34 +157,58 @@ class Request:
             self.stop.begin_round(context)
             layers = self.stop.draft_layers
             tree = DraftTree(self.lm, context, GREEDY, Stopwatch(), layers, self.stop)
-            structure.grow(tree)
+            parts.structure.grow(tree)
         self.rounds += 1
         self.draft = tree.token[:room]
         return self.draft
 
 
-class Drafter:
-    """Drafts for the requests of an engine that hands over their tokens and nothing else."""
+@dataclass
+class Parts:
+    """What the requests of an engine share.
 
-    def __init__(
-        self,
-        fresh: Callable[[], LM],
-        together: Together,
-        structure: DraftStructure,
-        stop: StopRule,
-        length: int,
-        context: int,
-        eos_ids: frozenset[int] = frozenset(),
-    ) -> None:
-        """fresh: makes a draft model with a cache of its own, whose forwards are those of
-        `together`; length: most draft tokens; context: most tokens of a text. Raises UserError for
-        parts that read what is not handed over."""
-        refuse_unfit(structure, stop)
-        self._fresh, self._together = fresh, together
-        self._structure, self._stop = structure, stop
-        self._length, self._context, self._eos_ids = length, context, eos_ids
+    fresh: makes a draft model with a cache of its own, which reads the given states and whose
+        forwards are those of `together`
+    length: most draft tokens; context: most tokens of a text
+    layers: of the target, whose states are watched besides the last (0: the embeddings)
+    depth: hidden states that the target has, one more than layers
+    embed: the target's input embedding [E] of a token"""
+
+    fresh: Callable[[GivenStates], LM]
+    together: Together
+    structure: DraftStructure
+    stop: StopRule
+    length: int
+    context: int
+    eos_ids: frozenset[int] = frozenset()
+    layers: Sequence[int] = ()
+    depth: int = 1
+    embed: Callable[[int], Tensor] = no_embedding
+
+    def __post_init__(self) -> None:
+        if self.structure.shape != "chain":
+            raise UserError(
+                "structure: expected a chain, which vLLM verifies, got"
+                f" {type(self.structure).__name__}. Take chain or sources"
+            )
+        wanted = {layer % self.depth for layer in self.stop.target_layers} - {self.depth - 1}
+        self.layers = sorted({*self.layers, *wanted})
+
+    @property
+    def rows(self) -> list[int]:
+        """Return where the states that the stop rule reads are among those that are watched."""
+        order = [*self.layers, self.depth - 1]
+        return [order.index(layer % self.depth) for layer in self.stop.target_layers]
+
+
+class Drafter:
+    """Drafts for the requests of an engine that hands over their tokens, and the target's states
+    where they are watched."""
+
+    def __init__(self, parts: Parts, watch: Watch | None = None) -> None:
+        self._parts, self._watch = parts, watch
         self._requests: list[Request] = []
-        self._free: list[tuple[LM, StopRule]] = []  # of requests that ended
+        self._free: list[Request] = []  # of which cache and rule serve again
 
     def propose(
         self,
@@ -141,20 +220,20 @@ class Drafter:
 
         sampled_token_ids: what each request has got in this step, nothing while its prompt is read
         num_tokens_no_spec: tokens of each; token_ids_cpu: [requests, longest], these tokens"""
-        rows = range(len(sampled_token_ids))
+        rows, parts = range(len(sampled_token_ids)), self._parts
         texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in rows]
         requests = self._matched(texts)
+        if self._watch is not None:
+            for row in rows:
+                requests[row].target.write(*self._watch.of(row))
         drafting = [row for row in rows if len(sampled_token_ids[row])]
         for row in drafting:
             requests[row].take(texts[row])
-        rooms = {row: min(self._length, self._context - 1 - len(texts[row])) for row in drafting}
+        rooms = {row: min(parts.length, parts.context - 1 - len(texts[row])) for row in drafting}
         drafting = [row for row in drafting if rooms[row] > 0]
-        tasks = [
-            partial(requests[row].propose, self._structure, self._eos_ids, rooms[row])
-            for row in drafting
-        ]
+        tasks = [partial(requests[row].propose, parts, rooms[row]) for row in drafting]
         drafts: list[list[int]] = [[] for _ in rows]
-        for row, draft in zip(drafting, self._together.run(tasks), strict=True):
+        for row, draft in zip(drafting, parts.together.run(tasks), strict=True):
             drafts[row] = draft
         return drafts
 
@@ -170,14 +249,20 @@ class Drafter:
             if row not in requests:
                 number = next((n for n, each in left.items() if each.begins(text)), None)
                 requests[row] = self._new() if number is None else left.pop(number)
-        self._free += [(each.lm, each.stop) for each in left.values()]
+        self._free += left.values()
         self._requests = [requests[row] for row in range(len(texts))]
         return self._requests
 
     def _new(self) -> Request:
-        lm, stop = self._free.pop() if self._free else (self._fresh(), deepcopy(self._stop))
+        if self._free:
+            old = self._free.pop()
+            lm, stop, target = old.lm, old.stop, old.target
+            target.reset()
+        else:
+            target = GivenStates()
+            lm, stop = self._parts.fresh(target), deepcopy(self._parts.stop)
         lm.reset()
-        return Request(lm, stop, np.zeros(0, dtype=np.int64))
+        return Request(lm, stop, target, np.zeros(0, dtype=np.int64))
 
 
 class Proposer:
@@ -199,18 +284,19 @@ class Proposer:
             Path(given).expanduser(), Settings, f"additional_config.{KEY}", remedy
         )
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
-        eos_ids = end_tokens(model)
+        eos_ids, config = end_tokens(model), model.hf_text_config
         pair = pair_settings(target=model.tokenizer, draft=settings.draft, dtype=settings.dtype)
-        lm = load_draft_alone(pair, model.get_vocab_size(), eos_ids)
+        read = GivenStates()
+        lm = load_draft_alone(pair, config, eos_ids, read)
         lm.max_length = min(lm.max_length, model.max_model_len)
         together = Together(lm.network)
 
-        def fresh() -> CachedLM:
-            another = lm.fresh()
+        def fresh(target: GivenStates) -> CachedLM:
+            another = lm.fresh(target)
             another.network = together
             return another
 
-        self._drafter = Drafter(
+        self._parts = Parts(
             fresh,
             together,
             made(settings.structure, "structure", STRUCTURES),
@@ -218,10 +304,20 @@ class Proposer:
             speculative.num_speculative_tokens,
             model.max_model_len,
             eos_ids,
+            read.layers,
+            config.num_hidden_layers + 1,
         )
+        self._reads = lm.reads_target or bool(self._parts.stop.target_layers)
+        self._drafter = Drafter(self._parts)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the draft is loaded, and the target's states are not read."""
+    def load_model(self, model: Any, *_: Any, **__: Any) -> None:
+        """Watch the target's states, if something reads them: the draft is loaded already."""
+        if not self._reads:
+            return
+        watch = Watch()
+        watch.begin(model, self._parts.layers)
+        self._drafter = Drafter(self._parts, watch)
+        self._parts.embed = lambda token: model.embed_input_ids(torch.tensor([token]))[0].float()
 
     def propose(
         self,
@@ -232,6 +328,21 @@ class Proposer:
     ) -> list[list[int]]:
         """See `Drafter.propose`."""
         return self._drafter.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+
+
+class Rows:
+    """A proposer to time vLLM with: as many tokens as a file says, which hardly any text has."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._file = Path(vllm_config.additional_config["draftpredict_rows"])
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def propose(self, sampled_token_ids: Sequence[Sequence[int]], *_: Any, **__: Any) -> list[Any]:
+        """Return the tokens of each request."""
+        count = int(self._file.read_text())
+        return [[UNLIKELY] * count if sampled else [] for sampled in sampled_token_ids]
 
 
 def made(settings: Mapping[str, Any], key: str, package: str) -> Any:
@@ -256,21 +367,6 @@ def parts_of(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return these settings and all inside of them."""
     inside = [each for each in settings.values() if isinstance(each, Mapping)]
     return [settings, *(part for each in inside for part in parts_of(each))]
-
-
-def refuse_unfit(structure: DraftStructure, stop: StopRule) -> None:
-    """Raise UserError for what cannot be had in vLLM."""
-    if structure.shape != "chain":
-        raise UserError(
-            f"structure: expected a chain, which vLLM verifies, got {type(structure).__name__}."
-            " Take chain or sources"
-        )
-    if stop.target_layers or structure.target_layers:
-        raise UserError(
-            f"stop: expected a rule that reads no hidden states of the target, which vLLM does not"
-            f" hand to a custom class, got {type(stop).__name__} on layers"
-            f" {list(stop.target_layers)}. Train without them: inputs.target_layers=[]"
-        )
 
 
 def end_tokens(model: Any) -> frozenset[int]:

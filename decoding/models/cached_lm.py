@@ -130,7 +130,7 @@ class CachedLM:
         self.output_device = torch.device("cpu")
         self.user: int | None = None  # thread of the engine that decodes with it
 
-    def fresh(self, target: "CachedLM | None" = None) -> Self:
+    def fresh(self, target: Any = None) -> Self:
         """Return the same model with an empty cache of its own and shared weights, to run in
         another thread. target: the model whose states an EAGLE-style draft reads."""
         other = copy.copy(self)

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -23,7 +24,7 @@ from decoding.models.context import refuse_unsteady
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
 from decoding.models.eagle.checkpoint import find_checkpoint, load_published
-from decoding.models.eagle.draft import EagleDraft, read_maps, reads_states
+from decoding.models.eagle.draft import EagleDraft, GivenStates, read_maps
 from decoding.models.ends import end_ids
 from decoding.models.identity import digest_of, draft_fingerprint, model_fingerprint
 from decoding.models.mixed import mix_in
@@ -89,37 +90,48 @@ def load_draft(settings: Pair, target: CachedLM, vocabulary: torch.Tensor | None
                 f" Set {VOCABULARY}=null"
             )
         return load_published(checkpoint, files, target)
+    return _draft(settings, vocabulary, target.vocab_size, target.model.config, target)
+
+
+def load_draft_alone(
+    settings: Pair, config: PreTrainedConfig, eos_ids: Collection[int], states: GivenStates
+) -> CachedLM:
+    """Load the draft of a pair whose target runs in another engine. config: of that target;
+    eos_ids: its end tokens; states: what a draft reads that reads its target's.
+
+    Raises UserError for a published EAGLE draft, and one of another vocabulary."""
+    files, target = settings.model("draft"), settings.model("target")
+    if find_checkpoint(files):
+        raise UserError(
+            f"pair.draft: expected a draft of transformers' own classes, got {source_of(files)} in"
+            " EAGLE's form. The engine has a method for those"
+        )
+    vocab_size = min(config.vocab_size, load_config(files).get_text_config().vocab_size)
+    check_same_vocabulary(load_tokenizer(target), load_tokenizer(files), vocab_size)
+    tokens = draft_tokens(settings, vocab_size)
+    vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
+    return _draft(settings, vocabulary, vocab_size, config, states)
+
+
+def _draft(
+    settings: Pair,
+    vocabulary: torch.Tensor | None,
+    vocab_size: int,
+    config: PreTrainedConfig,
+    target: CachedLM | GivenStates,
+) -> CachedLM:
+    """Return an ordinary draft, or one that reads the states of `target`, whose `config` it is."""
+    files = settings.model("draft")
     model = _load_model(files, vocabulary)
-    maps = read_maps(Path(source_of(files)), model, target.model)
+    maps = read_maps(Path(source_of(files)), model, config)
     options: Any = {
-        "vocab_size": target.vocab_size,
+        "vocab_size": vocab_size,
         "max_length": settings.max_length,
         "vocabulary": vocabulary,
     }
     if maps is None:
         return cached(model, **options)
     return EagleDraft(model, target, maps, **options)
-
-
-def load_draft_alone(settings: Pair, vocab_size: int, eos_ids: Collection[int]) -> CachedLM:
-    """Load the draft of a pair whose target runs in another engine. vocab_size: of that target;
-    eos_ids: its end tokens.
-
-    Raises UserError for a draft that reads the target's states, or of another vocabulary."""
-    files, target = settings.model("draft"), settings.model("target")
-    if find_checkpoint(files) or reads_states(Path(source_of(files))):
-        raise UserError(
-            f"pair.draft: expected one that reads no states of its target, which the engine keeps"
-            f" to itself, got {source_of(files)}. Choose an ordinary draft"
-        )
-    vocab_size = min(vocab_size, load_config(files).get_text_config().vocab_size)
-    check_same_vocabulary(load_tokenizer(target), load_tokenizer(files), vocab_size)
-    tokens = draft_tokens(settings, vocab_size)
-    vocabulary = None if tokens is None else with_ends(tokens, eos_ids)
-    model = _load_model(files, vocabulary)
-    return cached(
-        model, vocab_size=vocab_size, max_length=settings.max_length, vocabulary=vocabulary
-    )
 
 
 def draft_tokens(settings: Pair, vocab_size: int) -> torch.Tensor | None:

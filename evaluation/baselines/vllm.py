@@ -13,18 +13,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path as File
+from statistics import median
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
+from decoding.cost import CostTable, cost_table
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import STAGES, RoundTrace, Trace
+from evaluation.baselines.llamacpp import TEXTS
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Path
 
 ROOT = File(__file__).parents[2]
+Models = Annotated[Mapping[str, Any], "the pair, as Hugging Face folders"]
 Python = Annotated[Path, "the Python that vLLM is installed for, as `make vllm` brings it"]
 
 
@@ -130,7 +135,7 @@ class VllmEngine:
 
 
 def served(
-    models: Annotated[Mapping[str, Any], "the pair, as Hugging Face folders"],
+    models: Models,
     python: Python,
     speculation: Annotated[
         Mapping[str, Any] | None, "vLLM's speculative config; draft: for the draft's folder"
@@ -154,14 +159,7 @@ def started(
     proposer: Path | None,
     requests: int,
 ) -> Worker:
-    arguments: dict[str, Any] = {
-        "model": str(File(models["target"]).expanduser()),
-        "dtype": models["target_dtype"],
-        "max_model_len": models["max_length"],
-        "max_num_seqs": requests,
-        "enable_prefix_caching": False,
-        "generation_config": "vllm",
-    }
+    arguments = arguments_of(models, requests)
     if speculation is not None:
         config = dict(speculation)
         if config.get("model") == "draft":
@@ -178,7 +176,76 @@ def started(
     return _worker(str(python), json.dumps(arguments, sort_keys=True))
 
 
+def arguments_of(models: Mapping[str, Any], requests: int) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` that a comparison fixes."""
+    return {
+        "model": str(File(models["target"]).expanduser()),
+        "dtype": models["target_dtype"],
+        "max_model_len": models["max_length"],
+        "max_num_seqs": requests,
+        "enable_prefix_caching": False,
+        "generation_config": "vllm",
+    }
+
+
 @cache
 def _worker(python: str, arguments: str) -> Worker:
     """Return the worker of these arguments: the engines of a run share them."""
     return Worker(File(python), **json.loads(arguments))
+
+
+def measured_cost(
+    models: Models,
+    python: Python,
+    gammas: Annotated[Sequence[Count], "draft lengths whose rounds are timed"],
+    max_new_tokens: Annotated[Count, "tokens of each text that is decoded"],
+) -> CostTable:
+    """Return seconds of vLLM on this machine: of a forward of our draft inside it, of a step by
+    rows, and of a token without a draft; medians over some texts, greedy."""
+    tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
+    texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]  # the first warms up
+    greedy = {"temperature": 0.0, "ignore_eos": True}
+
+    def timed(name: str | None, **more: Any) -> Worker:
+        config: dict[str, Any] = {}
+        if name is not None:
+            config = {"method": "custom_class", "model": f"serving.vllm.{name}"}
+            config = {"speculative_config": config | {"num_speculative_tokens": max(gammas)}}
+        return Worker(python, **arguments_of(models, 1), **config, additional_config=more)
+
+    def step(worker: Worker) -> float:
+        """Return seconds of a step, but for the first of a request."""
+        times = list[float]()
+        for text in texts:
+            first = worker.ask([text], [0], max_tokens=1, **greedy)["seconds"]
+            said = worker.ask([text], [0], max_tokens=max_new_tokens, **greedy)
+            count = max_new_tokens - 1 - said["accepted_tokens"]
+            times.append((said["seconds"] - first) / count)
+        return median(times[1:])
+
+    worker = timed(None)
+    plain = step(worker)
+    worker.end()
+    with tempfile.TemporaryDirectory() as scratch:
+        file, target = File(scratch) / "rows", dict[int, float]()
+        worker = timed("Rows", draftpredict_rows=str(file))
+        for gamma in gammas:
+            file.write_text(str(gamma))
+            target[gamma + 1] = step(worker)
+        worker.end()
+        length = sorted(gammas)[len(gammas) // 2]
+        chain = {"_target_": "decoding.structures.chain.Chain", "gamma_max": length}
+        facts = {
+            "format_version": 1,
+            "draft": str(File(models["draft"]).expanduser()),
+            "dtype": models["draft_dtype"],
+            "structure": chain,
+            "stop": {"_target_": "decoding.stopping.never.Never"},
+        }
+        file.write_text(json.dumps(facts))
+        worker = timed("Proposer", draftpredict=str(file))
+        draft = max((step(worker) - target[length + 1]) / length, 0.0)
+        worker.end()
+    shown = ", ".join(f"{rows}: {seconds * 1e3:.2f}" for rows, seconds in target.items())
+    print(f"vLLM, ms: draft {draft * 1e3:.2f}; step by rows {shown}; plain {plain * 1e3:.2f}")
+    return cost_table(draft, target, plain)

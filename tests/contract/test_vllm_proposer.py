@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from transformers import AutoConfig
 
 from decoding.models.cached_lm import CachedLM
+from decoding.models.eagle.draft import GivenStates
 from decoding.models.table_lm import TableLM
 from decoding.models.together import Together
 from decoding.sampling import Sampler
@@ -20,7 +23,7 @@ from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from runtime.errors import UserError
-from serving.vllm import Drafter, Proposer
+from serving.vllm import Drafter, Parts, Proposer
 from tests.contract.engines import PROMPT, STOP_CASES, stop_rule, toy_pair
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
 from tests.helpers.models.tiny_pair import save_tiny_pair
@@ -52,17 +55,20 @@ def verified(draft: Sequence[int], text: list[int], target: TableLM, sampler: Sa
     return [*new, sampler.draw(target.distribution((*text, *new))).token]
 
 
-def decoded(
-    drafter: Drafter, target: TableLM, sampler: Sampler, lengths: set[int] | None = None
-) -> tuple[int, ...]:
-    text = list(PROMPT)
-    text += verified([], text, target, sampler)
-    while len(text) < len(PROMPT) + LENGTH:
-        (draft,) = drafter.propose([text[-1:]], *tokens_of([text]))
-        if lengths is not None:
-            lengths.add(len(draft))
-        text += verified(draft, text, target, sampler)
-    return tuple(text[len(PROMPT) :][:LENGTH])
+class Seen:
+    """In place of a `Watch`: the states of the one text that is decoded."""
+
+    def __init__(self, target: TableLM) -> None:
+        self._target = target
+
+    def run(self, text: Sequence[int]) -> None:
+        self._target.reset()
+        hidden = self._target.forward(torch.tensor(text), hidden=[0, 1, 2]).hidden
+        assert hidden is not None
+        self._states = hidden.transpose(0, 1)
+
+    def of(self, row: int) -> tuple[int, Tensor]:
+        return 0, self._states
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -71,20 +77,29 @@ def test_distribution_under_every_stop_rule(
     stop: str, values: dict, structure: str, tmp_path: Path
 ) -> None:
     pair = toy_pair(VOCAB, 31)
+    target, table = pair.target, pair.draft.table
     rule, lengths = stop_rule(stop, tmp_path, values, 2), set[int]()
+    depth, seen = target.shape[0], Seen(TableLM(target.table))
 
-    def drafter() -> Drafter:
-        return Drafter(
-            lambda: TableLM(pair.draft.table), Together(Any), STRUCTURES[structure], rule, 2, 99
+    def decoded(sampler: Sampler) -> tuple[int, ...]:
+        drafts, layers = STRUCTURES[structure], range(depth - 1)
+        parts = Parts(
+            lambda states: TableLM(table), Together(Any), drafts, rule, 2, 99, frozenset(), layers
         )
+        parts.depth, parts.embed = depth, target.embed
+        drafter = Drafter(parts, seen)
+        text = list(PROMPT)
+        seen.run(text)
+        text += verified([], text, target, sampler)
+        while len(text) < len(PROMPT) + LENGTH:
+            (draft,) = drafter.propose([text[-1:]], *tokens_of([text]))
+            lengths.add(len(draft))
+            seen.run([*text, *draft])
+            text += verified(draft, text, target, sampler)
+        return tuple(text[len(PROMPT) :][:LENGTH])
 
-    if rule.target_layers:
-        with pytest.raises(UserError, match="hidden states of the target"):
-            drafter()
-        return
-    found = distribution_of(lambda sampler: decoded(drafter(), pair.target, sampler, lengths))
-    right = autoregressive_distribution(pair.target.distribution, VOCAB, LENGTH, PROMPT)
-    assert largest_error(found, right) < 1e-9 and max(lengths) > 0
+    right = autoregressive_distribution(target.distribution, VOCAB, LENGTH, PROMPT)
+    assert largest_error(distribution_of(decoded), right) < 1e-9 and max(lengths) > 0
 
 
 # Requests that come and go -----------------------------------------------------------------------
@@ -100,12 +115,12 @@ def tiny_draft(folder: Path) -> CachedLM:
 def drafter_of(lm: CachedLM, made: list[CachedLM]) -> Drafter:
     together = Together(lm.network)
 
-    def fresh() -> CachedLM:
-        made.append(lm.fresh())
+    def fresh(target: GivenStates) -> CachedLM:
+        made.append(lm.fresh(target))
         made[-1].network = together
         return made[-1]
 
-    return Drafter(fresh, together, Sources(4, 3, 2, 1), Confidence(0.2), 5, 60)
+    return Drafter(Parts(fresh, together, Sources(4, 3, 2, 1), Confidence(0.2), 5, 60))
 
 
 def test_a_draft_depends_on_its_text_alone(tmp_path: Path) -> None:
@@ -152,7 +167,7 @@ def test_one_that_fails_fails_the_step(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(step: Any) -> bool:
         raise UserError("stop: broken")
 
-    monkeypatch.setattr(drafter._stop, "should_stop", broken)
+    monkeypatch.setattr(drafter._parts.stop, "should_stop", broken)
     with pytest.raises(UserError, match="broken"):
         drafter.propose([[1], [2], [3]], *tokens_of([[1], [2], [3]]))
 
@@ -178,7 +193,7 @@ def config_of(folder: Path, change: Callable[[dict], object] = lambda settings: 
     model = SimpleNamespace(
         tokenizer=str(folder / "target"),
         max_model_len=64,
-        hf_text_config=SimpleNamespace(eos_token_id=2),
+        hf_text_config=AutoConfig.from_pretrained(folder / "target"),
         try_get_generation_config=lambda: {"eos_token_id": [2, 3]},
         get_vocab_size=lambda: json.loads((folder / "target/config.json").read_text())[
             "vocab_size"

@@ -176,10 +176,10 @@ def test_chats_of_other_layers_are_refused(tmp_path: Path) -> None:
 
 def test_damaged_maps_are_refused(tmp_path: Path) -> None:
     target, draft = tiny_models()
-    assert read_maps(tmp_path, draft, target) is None
+    assert read_maps(tmp_path, draft, target.config) is None
     (tmp_path / "target_features.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"^pair\.draft: .*target_features\.safetensors is damaged"):
-        read_maps(tmp_path, draft, target)
+        read_maps(tmp_path, draft, target.config)
 
 
 def test_siblings_below_verified_rows_read_the_states_of_their_parents() -> None:

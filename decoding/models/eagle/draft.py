@@ -24,11 +24,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_model import beside
+from decoding.models.kv_cache import written
 from decoding.models.native import Linear
 from runtime.errors import UserError
 
@@ -98,14 +99,31 @@ class FeatureMaps:
         return self._products[1](hidden.to(self.from_own))
 
 
-def reads_states(folder: Path) -> bool:
-    """Return whether the draft in a folder reads its target's states."""
-    return beside(folder, FILE) is not None
+class GivenStates:
+    """The states of a target that runs in another engine, which hands them over.
+
+    length: tokens it has verified; states: [positions, L + 1, H], as `CachedLM.record` keeps
+    them; layers: of the first L"""
+
+    def __init__(self) -> None:
+        self.layers = list[int]()
+        self.reset()
+
+    def reset(self) -> None:
+        self.length, self.states = 0, torch.zeros(0)
+
+    def record(self, layers: Sequence[int]) -> None:
+        self.layers = list(layers)
+
+    def write(self, start: int, states: Tensor) -> None:
+        """Keep the states [n, L + 1, H] of the tokens from `start` on. Of those before that were
+        not given, zeros stand for them."""
+        self.states = written(self.states, start, states)
 
 
-def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> FeatureMaps | None:
+def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedConfig) -> FeatureMaps | None:
     """Return the maps in the folder of a draft, in its dtype and on its device; None for an
-    ordinary draft.
+    ordinary draft. target: the configuration of its target.
 
     Raises UserError if the file is damaged or does not fit these models.
     """
@@ -121,9 +139,9 @@ def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedModel) -> F
             f"pair.draft: {path} is damaged ({error}). Train it: python pairs/distill_draft.py"
             " draft=eagle"
         ) from error
-    width, source = like.config.hidden_size, target.config.hidden_size
+    width, source = like.config.hidden_size, target.hidden_size
     wanted = {(width, (len(layers) + 1) * source), (width, width)}
-    fitting = set(layers) <= set(range(target.config.num_hidden_layers + 1))
+    fitting = set(layers) <= set(range(target.num_hidden_layers + 1))
     if {tuple(x.shape) for x in maps} != wanted or not fitting:
         raise UserError(
             f"pair.draft: {path} reads states of another target than pair.target. Train one for it:"
@@ -138,7 +156,7 @@ class EagleDraft(CachedLM):
     reads_target = True
 
     def __init__(
-        self, model: PreTrainedModel, target: CachedLM, maps: Reader, **options: Any
+        self, model: PreTrainedModel, target: CachedLM | GivenStates, maps: Reader, **options: Any
     ) -> None:
         """target: made to record the states that the maps read (`CachedLM.record`); options: those
         of `CachedLM`."""
@@ -147,7 +165,7 @@ class EagleDraft(CachedLM):
         target.record(maps.layers)
         self.record([])  # its own last hidden states
 
-    def fresh(self, target: CachedLM | None = None) -> Self:
+    def fresh(self, target: Any = None) -> Self:
         """See `CachedLM.fresh`."""
         other = super().fresh(target)
         other._target = target or self._target

@@ -252,7 +252,7 @@ def test_a_draft_that_reads_along_is_built_beside(cfg, tmp_path):
     folder = Path(cfg.pair.draft).with_name("eagle_draft")
     assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found = read_maps(folder, model, target)
+    found = read_maps(folder, model, target.config)
     assert found is not None and found.layers == (1, 2)
     assert torch.equal(found.from_states, maps["from_states"].float())
     assert torch.equal(found.from_own, maps["from_own"].float())
