@@ -21,12 +21,15 @@ a hook on its forward. Drafts that read them and H-RAD work so. Where vLLM has n
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -54,11 +57,15 @@ CHECKED = "0.32.0"
 RULES = "decoding.stopping."
 STRUCTURES = "decoding.structures."
 GREEDY = Warp(temperature=0)
+FORGETS = 0.99  # what a step counts after the next
+LEAST = 5  # steps that say something
+FEW, TRIAL, REST = 2, 4, 16  # tokens; steps of a trial, and between the first ones
 UNLIKELY = 0  # a token that hardly any text has
 
 
 class Settings(OpenForm):
-    """The file that configures a proposer. draft: its folder; structure, stop: as in `conf/`."""
+    """The file that configures a proposer. draft: its folder; structure, stop: as in `conf/`;
+    adaptive: whether a `Bound` says how much is drafted."""
 
     version = ("format_version", 1)
     format_version: int
@@ -66,6 +73,7 @@ class Settings(OpenForm):
     dtype: str
     structure: dict[str, Any]
     stop: dict[str, Any]
+    adaptive: bool
 
 
 class Watch:
@@ -201,12 +209,73 @@ class Parts:
         return [order.index(layer % self.depth) for layer in self.stop.target_layers]
 
 
+@dataclass
+class Arm:
+    """What a bound on drafts has brought with some number of requests. The older, the less it
+    counts."""
+
+    steps: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        for name, more in (("steps", 1.0), ("tokens", tokens), ("seconds", seconds)):
+            setattr(self, name, getattr(self, name) * FORGETS + more)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.steps >= LEAST else math.inf
+
+
+class Bound:
+    """The most tokens of a draft, chosen for each number of requests at once by the tokens per
+    second that were measured: none, a few, or as many as the rule draws.
+
+    What is slower is tried again for `TRIAL` steps ever more rarely. The first of them does not
+    count: the draft has to catch up then. Time decides, and no draw: so it is exact."""
+
+    def __init__(self, length: int) -> None:
+        self._bounds = sorted({0, min(FEW, length), length})
+        self._arms = defaultdict[int, dict[int, Arm]](lambda: {n: Arm() for n in self._bounds})
+        self._trials = defaultdict[int, int](int)
+        self._steps = defaultdict[int, int](int)
+        self._trial: tuple[int, int, int] = (0, 0, 0)  # requests, bound, steps left
+
+    def choose(self, requests: int) -> int:
+        """Return the bound of a step with so many requests."""
+        arms = self._arms[requests]
+        best = max(reversed(self._bounds), key=lambda bound: arms[bound].rate)
+        number, bound, left = self._trial
+        if left and number == requests:
+            self._trial = number, bound, left - 1
+            return bound
+        self._steps[requests] += 1
+        if self._steps[requests] > REST * 2 ** min(self._trials[requests] // 2, 5):
+            others = [bound for bound in reversed(self._bounds) if bound != best]
+            bound = others[self._trials[requests] % len(others)]
+            self._trials[requests] += 1
+            self._steps[requests] = 0
+            self._trial = requests, bound, TRIAL - 1
+            return bound
+        self._trial = 0, 0, 0
+        return best
+
+    def note(self, requests: int, bound: int, tokens: int, seconds: float) -> None:
+        """Note what a step has brought."""
+        first = self._trial[2] == TRIAL - 1 and self._trial[:2] == (requests, bound)
+        if not first:
+            self._arms[requests][bound].note(tokens, seconds)
+
+
 class Drafter:
     """Drafts for the requests of an engine that hands over their tokens, and the target's states
     where they are watched."""
 
-    def __init__(self, parts: Parts, watch: Watch | None = None) -> None:
-        self._parts, self._watch = parts, watch
+    def __init__(
+        self, parts: Parts, watch: Watch | None = None, bound: Bound | None = None
+    ) -> None:
+        self._parts, self._watch, self._bound = parts, watch, bound
+        self._last = 0.0, 0  # when the last step was drafted for, and its bound
         self._requests: list[Request] = []
         self._free: list[Request] = []  # of which cache and rule serve again
 
@@ -222,20 +291,33 @@ class Drafter:
         num_tokens_no_spec: tokens of each; token_ids_cpu: [requests, longest], these tokens"""
         rows, parts = range(len(sampled_token_ids)), self._parts
         texts = [token_ids_cpu[row, : num_tokens_no_spec[row]] for row in rows]
-        requests = self._matched(texts)
+        before, requests = self._requests, self._matched(texts)
+        longest = self._longest(before, [len(sampled) for sampled in sampled_token_ids])
         if self._watch is not None:
             for row in rows:
                 requests[row].target.write(*self._watch.of(row))
         drafting = [row for row in rows if len(sampled_token_ids[row])]
         for row in drafting:
             requests[row].take(texts[row])
-        rooms = {row: min(parts.length, parts.context - 1 - len(texts[row])) for row in drafting}
+        rooms = {row: min(longest, parts.context - 1 - len(texts[row])) for row in drafting}
         drafting = [row for row in drafting if rooms[row] > 0]
         tasks = [partial(requests[row].propose, parts, rooms[row]) for row in drafting]
         drafts: list[list[int]] = [[] for _ in rows]
         for row, draft in zip(drafting, parts.together.run(tasks), strict=True):
             drafts[row] = draft
         return drafts
+
+    def _longest(self, before: Sequence[Request], sampled: Sequence[int]) -> int:
+        """Return the bound of this step, and note what the last one has brought if the same
+        requests have gone on."""
+        if self._bound is None:
+            return self._parts.length
+        (then, bound), now = self._last, perf_counter()
+        if len(before) == len(self._requests) and all(sampled):
+            if {id(each) for each in before} == {id(each) for each in self._requests}:
+                self._bound.note(len(sampled), bound, sum(sampled), now - then)
+        self._last = now, self._bound.choose(len(sampled))
+        return self._last[1]
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each text: that in the same row of the last step if its text begins
@@ -308,7 +390,8 @@ class Proposer:
             config.num_hidden_layers + 1,
         )
         self._reads = lm.reads_target or bool(self._parts.stop.target_layers)
-        self._drafter = Drafter(self._parts)
+        self._bound = Bound(self._parts.length) if settings.adaptive else None
+        self._drafter = Drafter(self._parts, bound=self._bound)
 
     def load_model(self, model: Any, *_: Any, **__: Any) -> None:
         """Watch the target's states, if something reads them: the draft is loaded already."""
@@ -316,7 +399,7 @@ class Proposer:
             return
         watch = Watch()
         watch.begin(model, self._parts.layers)
-        self._drafter = Drafter(self._parts, watch)
+        self._drafter = Drafter(self._parts, watch, self._bound)
         self._parts.embed = lambda token: model.embed_input_ids(torch.tensor([token]))[0].float()
 
     def propose(

@@ -6,6 +6,7 @@ an environment of its own, where a process answers (`serving.vllm_worker`). Time
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,7 @@ class Worker:
     ) -> dict[str, Any]:
         """Return what became of these prompts, decoded at once. sampling: of `SamplingParams`."""
         assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
         asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
         print(json.dumps(asked), file=self._process.stdin, flush=True)
         return self._read()
@@ -78,6 +80,8 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if self._process.poll() is None:  # an idle one would take the time of others
+            os.killpg(self._process.pid, signal.SIGSTOP)
         if "error" in answer:
             raise UserError(f"engine: vLLM failed ({answer['error'][:300]}). Mend what it names")
         return answer
@@ -91,7 +95,7 @@ class Worker:
 def _ended(process: subprocess.Popen[str]) -> None:
     """End a worker and what it has started."""
     try:
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
     process.wait()
@@ -241,6 +245,7 @@ def measured_cost(
             "dtype": models["draft_dtype"],
             "structure": chain,
             "stop": {"_target_": "decoding.stopping.never.Never"},
+            "adaptive": False,
         }
         file.write_text(json.dumps(facts))
         worker = timed("Proposer", draftpredict=str(file))

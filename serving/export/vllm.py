@@ -28,6 +28,9 @@ class Vllm:
     rule: Annotated[Text | None, "the rule among the thresholds; null: the one that is advised"]
     checkpoint: Annotated[Path | None, "folder of the predictor that the rule asks; null: none"]
     copies: Annotated[bool, "whether the text is copied where it repeats itself"]
+    adaptive: Annotated[
+        bool, "whether drafts are bounded by the speed that is measured with so many requests"
+    ]
 
     def export(self, given: Given) -> Export:
         made, schedule = Export("vllm 0.33.0"), given.schedule
@@ -128,6 +131,7 @@ class Vllm:
             else "auto",
             "structure": {**structure, "gamma_max": gamma},
             "stop": stop,
+            "adaptive": self.adaptive,
         }
 
     def _checkpoint(self, name: str, wanted: str) -> pathlib.Path:

@@ -23,7 +23,7 @@ from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from runtime.errors import UserError
-from serving.vllm import Drafter, Parts, Proposer
+from serving.vllm import Bound, Drafter, Parts, Proposer
 from tests.contract.engines import PROMPT, STOP_CASES, stop_rule, toy_pair
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
 from tests.helpers.models.tiny_pair import save_tiny_pair
@@ -172,6 +172,22 @@ def test_one_that_fails_fails_the_step(tmp_path: Path, monkeypatch: pytest.Monke
         drafter.propose([[1], [2], [3]], *tokens_of([[1], [2], [3]]))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "best"), [({0: 1.0, 2: 1.1, 8: 2.0}, 2), ({0: 1.0, 2: 2.0, 8: 3.5}, 0), ({}, 8)]
+)
+def test_the_bound_that_is_fastest_is_mostly_taken(seconds: dict[int, float], best: int) -> None:
+    """Where a step of so many draft tokens takes so long and brings 1, 1.6 or 2.2 tokens."""
+    bound, random, taken = Bound(8), np.random.default_rng(1), list[int]()
+    for _ in range(2000):
+        for requests in (1, 4):
+            length = bound.choose(requests)
+            tokens = requests * int(1 + random.binomial(2, {0: 0.0, 2: 0.3, 8: 0.6}[length]))
+            spent = seconds.get(length, 1.0) * random.uniform(0.8, 1.2)
+            bound.note(requests, length, tokens, requests * spent)
+            taken.append(length)
+    assert np.mean(np.array(taken) == best) > 0.9
+
+
 # What vLLM is told -------------------------------------------------------------------------------
 
 
@@ -187,6 +203,7 @@ def config_of(folder: Path, change: Callable[[dict], object] = lambda settings: 
         "dtype": "float32",
         "structure": {"_target_": "decoding.structures.chain.Chain", "gamma_max": 4},
         "stop": {"_target_": "decoding.stopping.confidence.Confidence", "threshold": 0.1},
+        "adaptive": True,
     }
     change(settings)
     (folder / "proposer.json").write_text(json.dumps(settings))
