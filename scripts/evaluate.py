@@ -6,6 +6,7 @@
     python scripts/evaluate.py methods=[custom] engine=lookahead
     python scripts/evaluate.py experiment=generate dataset=jsonl dataset.path=prompts.jsonl
     python scripts/evaluate.py what=expected methods=[rrsw,rrs,spechub] against=rrsw positions=8
+    python scripts/evaluate.py what=served requests=[1,2,4,8,16]
 
 Needs the pair (python pairs/build_pair.py) and, for rules and structures that learn, their
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
@@ -24,6 +25,12 @@ it once, and the distribution of the verdict gives the expected accepted length 
 use the same contexts and the same random numbers, so that differences need far fewer prompts than
 counted decodes do. A method whose draft reads earlier rounds begins afresh in every context. It
 works with engine=serial only. Writes expected.json and table.md to `out`.
+
+what=served decodes groups of prompts at once inside vLLM (make vllm), plain, with vLLM's own
+methods and with our proposer (python scripts/export.py serving=vllm), and says how many outputs are
+the same. With `data`, a greedy harvest of the same prompts, it says what replay expects of every
+position of a draft. An interrupted run continues. Writes served.json, table.md and
+measurements.parquet to `out`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,10 +62,10 @@ CostTables = Annotated[
 ]  # fmt: skip
 
 
-MODES = Says("decoded or expected, as what=expected and in no sweep")
+MODES = Says("decoded, expected or served, as what=expected and in no sweep")
 WHAT = (
     "decoded: methods by decoding prompts; expected: by the acceptance to expect along a harvest's"
-    " responses"
+    " responses; served: inside a serving engine, by requests at once"
 )
 
 
@@ -189,6 +196,42 @@ def expected(settings: Expected) -> None:
     from evaluation.expect import expect
 
     expect(settings.composed)
+
+
+class Served(Methods):
+    what: Annotated[Literal["served"], MODES, WHAT]
+    pair: Pair
+    dataset: Dataset
+    methods: Annotated[SomeNames, "keys of `method` to compare, of engines that serve"]
+    against: Annotated[Text, "the one without a draft, which always runs"]
+    requests: Annotated[
+        list[Count], Field(min_length=1), Distinct, Says("a list such as [1,2,4,8]"),
+        "numbers of requests that are asked at once",
+    ]  # fmt: skip
+    data: Annotated[
+        Path | None,
+        "greedy harvest of these prompts, a round at every position, whose replay says what is"
+        " accepted; null: none",
+    ]
+    split: Annotated[AnySplit, "prompts that are taken, here and of `data`"]
+    splits: Splits
+    limit: Limit
+    max_new_tokens: Annotated[Count, "most tokens of a response"]
+    repeats: Annotated[Count, "times that every group is decoded"]
+    seed: Annotated[Seed, "of the responses' draws"]
+    out: Annotated[Output, "folder of served.json, table.md and measurements.parquet"]
+
+    @staticmethod
+    def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:
+        wrong = among("methods", values["methods"], values["method"])
+        return dict(wrong) | dict(among("against", [values["against"]], values["method"]))
+
+
+@main.mode("served", Served)
+def served(settings: Served) -> None:
+    from evaluation.served import serve
+
+    serve(settings.composed)
 
 
 if __name__ == "__main__":

@@ -180,7 +180,9 @@ class Parts:
     length: most draft tokens; context: most tokens of a text
     layers: of the target, whose states are watched besides the last (0: the embeddings)
     depth: hidden states that the target has, one more than layers
-    embed: the target's input embedding [E] of a token"""
+    embed: the target's input embedding [E] of a token
+    schedule: `length` by requests at once, as (fewest, most, length), rising; beyond the last range
+        its length holds; none: `length` always"""
 
     fresh: Callable[[GivenStates], LM]
     together: Together
@@ -192,6 +194,13 @@ class Parts:
     layers: Sequence[int] = ()
     depth: int = 1
     embed: Callable[[int], Tensor] = no_embedding
+    schedule: Sequence[Sequence[int]] = ()
+
+    def longest(self, requests: int) -> int:
+        """Return the most tokens of a draft with so many requests."""
+        fitting = [length for _, last, length in self.schedule if requests <= last]
+        planned = fitting or [length for *_, length in self.schedule[-1:]] or [self.length]
+        return min(planned[0], self.length)
 
     def __post_init__(self) -> None:
         if self.structure.shape != "chain":
@@ -311,7 +320,7 @@ class Drafter:
         """Return the bound of this step, and note what the last one has brought if the same
         requests have gone on."""
         if self._bound is None:
-            return self._parts.length
+            return self._parts.longest(len(sampled))
         (then, bound), now = self._last, perf_counter()
         if len(before) == len(self._requests) and all(sampled):
             if {id(each) for each in before} == {id(each) for each in self._requests}:
@@ -390,7 +399,10 @@ class Proposer:
             config.num_hidden_layers + 1,
         )
         self._reads = lm.reads_target or bool(self._parts.stop.target_layers)
-        self._bound = Bound(self._parts.length) if settings.adaptive else None
+        named = "num_speculative_tokens_per_batch_size"
+        self._parts.schedule = sorted(getattr(speculative, named, None) or ())
+        adapts = settings.adaptive and not self._parts.schedule
+        self._bound = Bound(self._parts.length) if adapts else None
         self._drafter = Drafter(self._parts, bound=self._bound)
 
     def load_model(self, model: Any, *_: Any, **__: Any) -> None:

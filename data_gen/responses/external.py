@@ -1,6 +1,7 @@
 """External responses, read from a file or asked of a server, and their conversion to the tokens
 that the models are run along."""
 
+import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ class ExternalResponse:
     """An external response. content: text or token ids; finished: it was not cut for its length;
     where: config key and line of its origin, with which errors about it begin; stopped_by: the
     token id or text that ended it, if known; date: day it was asked for, if the chat template reads
-    the clock."""
+    the clock; asked: ids of the prompt as it was asked, if known."""
 
     prompt_id: str
     content: str | Sequence[int]
@@ -40,6 +41,7 @@ class ExternalResponse:
     where: str
     stopped_by: int | str | None = None
     date: str | None = None
+    asked: Sequence[int] | None = None
 
 
 class Source(Protocol):
@@ -108,7 +110,10 @@ def response_from_row(row: Mapping[str, Any], where: str) -> ExternalResponse:
         raise UserError(
             f"{where} has a date that is none ({day}). Write it as 2026-01-31, or leave it out"
         ) from error
-    return ExternalResponse(str(name), content, finished, where, stopped_by, day)
+    asked = row.get("prompt_tokens")
+    if not (asked is None or is_ids(asked)):
+        raise UserError(f"{where} has prompt_tokens that are no list of whole numbers. {FORM}")
+    return ExternalResponse(str(name), content, finished, where, stopped_by, day, asked)
 
 
 class ResponseFile:
@@ -182,12 +187,36 @@ def with_responses(
     max_new: int,
 ) -> list[Request]:
     """Return requests with their external responses, by prompt id, cut at `max_new` tokens and
-    after the first end token; unchanged if `responses` is None."""
+    after the first end token; unchanged if `responses` is None. Raises UserError for a response to
+    other tokens than the request's."""
     if responses is None:
         return list(requests)
+    for request in requests:
+        refuse_other_prompt(request, responses[request.prompt_id], pair)
     return [
         replace(r, response=response_ids(responses[r.prompt_id], pair, max_new)) for r in requests
     ]
+
+
+def refuse_other_prompt(request: Request, response: ExternalResponse, pair: ModelPair) -> None:
+    ours, theirs = request.tokens.tolist(), response.asked
+    if theirs is None or list(theirs) == ours:
+        return
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((n for n, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+    shown = [pair.tokenizer.decode(list(ids)[place : place + 8]) for ids in (ours, theirs)]
+    raise UserError(
+        f"{response.where}: the prompt {request.prompt_id} was asked with other tokens than ours,"
+        f" from token {place} on: {shown[1]!r} there, {shown[0]!r} here. Give the server the chat"
+        " template and tokenizer of pair.target (dataset.template gives arguments to both), or"
+        " choose another out=..."
+    )
+
+
+def seed_of(seed: int, prompt: Prompt) -> int:
+    """Return the seed, of 31 bits, with which an engine answers a prompt."""
+    name = f"{seed}/server/{prompt.id}".encode()
+    return int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1
 
 
 def response_ids(response: ExternalResponse, pair: ModelPair, max_new: int) -> Tensor:

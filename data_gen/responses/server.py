@@ -6,7 +6,6 @@ asks for the rest. Further fields of a request may be set, except for those with
 would not answer what the harvest asks for: another distribution, length, prompt or form."""
 
 import asyncio
-import hashlib
 import json
 import os
 import random
@@ -24,7 +23,7 @@ from tqdm import tqdm
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.render import turns
-from data_gen.responses.external import CALLS, ExternalResponse, is_ids
+from data_gen.responses.external import CALLS, ExternalResponse, is_ids, seed_of
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
@@ -151,14 +150,12 @@ class Server:
     ) -> dict[str, Any]:
         """Return the log's entry for the answer to a chat turn, with the arguments of the chat
         template, or to a text to be continued as it stands."""
-        name = f"{fields['seed']}/server/{prompt.id}".encode()
-        seed = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") >> 1  # 31 bits
         question: dict[str, Any] = (
             {"messages": turns(prompt)} if prompt.chat else {"prompt": prompt.text}
         )
         if prompt.chat and prompt.template:
             question[ARGUMENTS] = dict(prompt.template)
-        body = {**fields, "seed": seed, **question}
+        body = {**fields, "seed": seed_of(fields["seed"], prompt), **question}
         address = f"{self.url.rstrip('/')}/{'chat/completions' if prompt.chat else 'completions'}"
         for attempt in range(self.retries + 1):
             try:
@@ -192,12 +189,15 @@ class Server:
                 " Check responses.url, responses.model and responses.key_variable"
             )
         try:
-            choice = reply.json()["choices"][0]
+            whole = reply.json()
+            choice = whole["choices"][0]
             message = choice["message"] if prompt.chat else choice
             text = message.get("content" if prompt.chat else "text")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise Passing(f"not a completion: {shown}") from error
-        return self._checked(prompt, choice, message, text)
+        answer = self._checked(prompt, choice, message, text)
+        asked = choice.get("prompt_token_ids", whole.get("prompt_token_ids"))  # vLLM
+        return {**answer, "prompt_tokens": asked} if is_ids(asked) else answer
 
     def _checked(
         self, prompt: Prompt, choice: Mapping[str, Any], message: Mapping[str, Any], text: Any

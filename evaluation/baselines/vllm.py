@@ -2,15 +2,10 @@
 machine whose costs thresholds can be chosen for.
 
 Made by `conf/engine/vllm*.yaml` and `conf/cost/vllm.yaml`. `make vllm` brings a build for CPUs in
-an environment of its own, where a process answers (`serving.vllm_worker`). Times are its own."""
+an environment of its own, where a process answers (`runtime.vllm_process`). Times are its own."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path as File
@@ -21,84 +16,20 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from decoding.cost import CostTable, cost_table
+from decoding.batch_cost import BatchTable, share
+from decoding.cost import CostTable
 from decoding.models.loading import ModelPair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.baselines.llamacpp import TEXTS
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Path
+from runtime.vllm_process import Worker
 
-ROOT = File(__file__).parents[2]
 Models = Annotated[Mapping[str, Any], "the pair, as Hugging Face folders"]
+Gammas = Annotated[Sequence[Count], "draft lengths whose steps are timed, rising"]
+Tokens = Annotated[Count, "tokens of each text that is decoded"]
 Python = Annotated[Path, "the Python that vLLM is installed for, as `make vllm` brings it"]
-
-
-class Worker:
-    """A running vLLM, which ends with this object."""
-
-    def __init__(self, python: Path, **arguments: Any) -> None:
-        """arguments: of `vllm.LLM`. Raises UserError with vLLM's own words where it does not
-        start."""
-        program = File(python).expanduser().absolute()
-        if not program.is_file():
-            raise UserError(f"engine.python: {python} is not there. Bring it: make vllm")
-        self._log = tempfile.NamedTemporaryFile(mode="w+b")
-        processors = sorted(os.sched_getaffinity(0))[: torch.get_num_threads()]
-        self._process = subprocess.Popen(
-            [program, "-m", "serving.vllm_worker", json.dumps(arguments)],
-            cwd=ROOT,
-            env={
-                "VLLM_CPU_KVCACHE_SPACE": "2",
-                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
-                "VLLM_LOGGING_LEVEL": "WARNING",
-                "HF_HUB_OFFLINE": "1",
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,
-        )
-        self.end = weakref.finalize(self, _ended, self._process)
-        print("note: vLLM starts, which takes a minute or two", file=sys.stderr)
-        self._read()
-
-    def ask(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], **sampling: Any
-    ) -> dict[str, Any]:
-        """Return what became of these prompts, decoded at once. sampling: of `SamplingParams`."""
-        assert self._process.stdin is not None
-        os.killpg(self._process.pid, signal.SIGCONT)
-        asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
-        if self._process.poll() is None:  # an idle one would take the time of others
-            os.killpg(self._process.pid, signal.SIGSTOP)
-        if "error" in answer:
-            raise UserError(f"engine: vLLM failed ({answer['error'][:300]}). Mend what it names")
-        return answer
-
-    def _last_words(self) -> str:
-        lines = File(self._log.name).read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "Error" in line] or lines or ["without a word"]
-        return errors[-1].strip()
-
-
-def _ended(process: subprocess.Popen[str]) -> None:
-    """End a worker and what it has started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait()
 
 
 def sampling_of(warp: Warp, eos_ids: frozenset[int], max_tokens: int) -> dict[str, Any]:
@@ -127,8 +58,7 @@ class VllmEngine:
 
         Only how many tokens were accepted is known, not in which round: the first has all."""
         seed = int(torch.randint(1 << 31, (), generator=sampler.generator))
-        sampling = sampling_of(self.warp, self.eos_ids, max_new_tokens)
-        said = self.worker.ask([prompt_ids.tolist()], [seed], **sampling)
+        said = self.serve([prompt_ids.tolist()], [seed], max_new_tokens)
         (tokens,) = said["tokens"]
         first = min(said["accepted_tokens"], len(tokens) - 1) + 1
         rounds = [
@@ -137,12 +67,20 @@ class VllmEngine:
         ]
         return Trace(len(prompt_ids), tokens, rounds, 0.0, said["seconds"])
 
+    def serve(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+    ) -> dict[str, Any]:
+        """See `evaluation.served.Serving`."""
+        sampling = sampling_of(self.warp, self.eos_ids, max_new_tokens)
+        return self.worker.ask(prompts, seeds, **sampling)
+
 
 def served(
     models: Models,
     python: Python,
     speculation: Annotated[
-        Mapping[str, Any] | None, "vLLM's speculative config; draft: for the draft's folder"
+        Mapping[str, Any] | None,
+        "vLLM's speculative config; its model `draft`: the pair's ordinary draft",
     ],
     proposer: Annotated[
         Path | None, "file of `export.py serving=vllm`: our proposer drafts; null: none"
@@ -167,7 +105,7 @@ def started(
     if speculation is not None:
         config = dict(speculation)
         if config.get("model") == "draft":
-            config["model"] = str(File(models["draft"]).expanduser())
+            config["model"] = str(File(models.get("assistant") or models["draft"]).expanduser())
         arguments["speculative_config"] = config
     if proposer is not None:
         file = File(proposer).expanduser().absolute()
@@ -195,50 +133,64 @@ def arguments_of(models: Mapping[str, Any], requests: int) -> dict[str, Any]:
 @cache
 def _worker(python: str, arguments: str) -> Worker:
     """Return the worker of these arguments: the engines of a run share them."""
-    return Worker(File(python), **json.loads(arguments))
+    return Worker(python, "engine", torch.get_num_threads(), **json.loads(arguments))
 
 
 def measured_cost(
+    models: Models, python: Python, gammas: Gammas, max_new_tokens: Tokens
+) -> CostTable:
+    """Return seconds of vLLM with one request: of a forward of our draft inside it, of a step by
+    rows, and of a token without a draft (`measured_batches`)."""
+    batches = measured_batches(models, python, [1], gammas, max_new_tokens)
+    return share(batches, 1, max(gammas))
+
+
+def measured_batches(
     models: Models,
     python: Python,
-    gammas: Annotated[Sequence[Count], "draft lengths whose rounds are timed"],
-    max_new_tokens: Annotated[Count, "tokens of each text that is decoded"],
-) -> CostTable:
-    """Return seconds of vLLM on this machine: of a forward of our draft inside it, of a step by
-    rows, and of a token without a draft; medians over some texts, greedy."""
+    requests: Annotated[Sequence[Count], "numbers of requests decoded at once, rising"],
+    gammas: Gammas,
+    max_new_tokens: Tokens,
+) -> BatchTable:
+    """Return seconds of vLLM on this machine by requests at once: of a step without a draft, of one
+    by rows of each request, and of a forward of our draft inside it; medians over some texts,
+    greedy, of which the first warms up. All requests have the same text."""
     tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
-    texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]  # the first warms up
+    texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]
     greedy = {"temperature": 0.0, "ignore_eos": True}
+    longest, between = max(gammas), sorted(gammas)[len(gammas) // 2]
 
     def timed(name: str | None, **more: Any) -> Worker:
         config: dict[str, Any] = {}
         if name is not None:
             config = {"method": "custom_class", "model": f"serving.vllm.{name}"}
-            config = {"speculative_config": config | {"num_speculative_tokens": max(gammas)}}
-        return Worker(python, **arguments_of(models, 1), **config, additional_config=more)
+            config = {"speculative_config": config | {"num_speculative_tokens": longest}}
+        arguments = arguments_of(models, max(requests)) | {"additional_config": more}
+        return Worker(python, "cost", torch.get_num_threads(), **arguments, **config)
 
-    def step(worker: Worker) -> float:
-        """Return seconds of a step, but for the first of a request."""
-        times = list[float]()
+    def step(worker: Worker, size: int) -> float:
+        """Return seconds of a step of `size` requests, but for the first."""
+        times, seeds = list[float](), [0] * size
         for text in texts:
-            first = worker.ask([text], [0], max_tokens=1, **greedy)["seconds"]
-            said = worker.ask([text], [0], max_tokens=max_new_tokens, **greedy)
-            count = max_new_tokens - 1 - said["accepted_tokens"]
+            first = worker.ask([text] * size, seeds, max_tokens=1, **greedy)["seconds"]
+            said = worker.ask([text] * size, seeds, max_tokens=max_new_tokens, **greedy)
+            count = max_new_tokens - 1 - said["accepted_tokens"] / size
             times.append((said["seconds"] - first) / count)
         return median(times[1:])
 
     worker = timed(None)
-    plain = step(worker)
+    steps = {size: [step(worker, size)] for size in requests}
     worker.end()
+    draft = dict[int, float]()
     with tempfile.TemporaryDirectory() as scratch:
-        file, target = File(scratch) / "rows", dict[int, float]()
+        file = File(scratch) / "rows"
         worker = timed("Rows", draftpredict_rows=str(file))
         for gamma in gammas:
             file.write_text(str(gamma))
-            target[gamma + 1] = step(worker)
+            for size in requests:
+                steps[size].append(step(worker, size))
         worker.end()
-        length = sorted(gammas)[len(gammas) // 2]
-        chain = {"_target_": "decoding.structures.chain.Chain", "gamma_max": length}
+        chain = {"_target_": "decoding.structures.chain.Chain", "gamma_max": between}
         facts = {
             "format_version": 1,
             "draft": str(File(models["draft"]).expanduser()),
@@ -249,8 +201,15 @@ def measured_cost(
         }
         file.write_text(json.dumps(facts))
         worker = timed("Proposer", draftpredict=str(file))
-        draft = max((step(worker) - target[length + 1]) / length, 0.0)
+        for size in requests:
+            alone = steps[size][1 + list(gammas).index(between)]
+            draft[size] = max((step(worker, size) - alone) / between, 1e-6)
         worker.end()
-    shown = ", ".join(f"{rows}: {seconds * 1e3:.2f}" for rows, seconds in target.items())
-    print(f"vLLM, ms: draft {draft * 1e3:.2f}; step by rows {shown}; plain {plain * 1e3:.2f}")
-    return cost_table(draft, target, plain)
+    for size, seconds in steps.items():
+        by_length = zip([0, *gammas], seconds, strict=True)
+        shown = ", ".join(f"{gamma}: {each * 1e3:.1f}" for gamma, each in by_length)
+        print(
+            f"vLLM, {size} at once, ms: step by draft tokens {shown}; draft {draft[size] * 1e3:.2f}"
+        )
+    rows = [1, *(gamma + 1 for gamma in gammas)]
+    return BatchTable("measured", list(requests), rows, list(steps.values()), list(draft.values()))

@@ -1,7 +1,7 @@
 """vLLM as a process that answers lines: started with vLLM's own Python, so that its packages and
 ours need not agree.
 
-    .vllm/bin/python -m serving.vllm_worker '{"model": "...", ...}'
+    .vllm/bin/python -m runtime.vllm_worker '{"model": "...", ...}'
 
 The argument holds the arguments of `vllm.LLM`. A line of input is a batch of requests, `prompts`
 (token ids) and the fields of `SamplingParams`; a line of output says what came of it, in the
@@ -12,6 +12,14 @@ import os
 import sys
 from time import perf_counter
 from typing import Any
+
+COUNTERS = {
+    "drafts": "spec_decode_num_drafts",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "accepted_tokens": "spec_decode_num_accepted_tokens",
+    "preemptions": "num_preemptions",
+}
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
 def main() -> None:
@@ -24,15 +32,13 @@ def main() -> None:
     llm = LLM(**json.loads(sys.argv[1]), disable_log_stats=False)
 
     def counted() -> dict[str, Any]:
-        """Return vLLM's counters of drafts so far."""
-        counters: dict[str, Any] = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
-        for metric in llm.get_metrics():
-            for name in counters:
-                if metric.name == f"vllm:spec_decode_num_{name}":
-                    counters[name] = int(getattr(metric, "value", 0))
-            if metric.name == "vllm:spec_decode_num_accepted_tokens_per_pos":
-                counters["per_position"] = list(getattr(metric, "values", []))
-        return counters
+        """Return vLLM's counters so far."""
+        found = {metric.name: metric for metric in llm.get_metrics()}
+        counts = {
+            name: getattr(found.get(f"vllm:{of}"), "value", 0) for name, of in COUNTERS.items()
+        }
+        places = getattr(found.get(f"vllm:{PER_POSITION}"), "values", [])
+        return {name: int(count) for name, count in counts.items()} | {"per_position": places}
 
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=out, flush=True)
@@ -50,9 +56,9 @@ def main() -> None:
             say({"error": str(error)})
             continue
         after = counted()
-        changes: dict[str, Any] = {name: after[name] - before[name] for name in list(before)[:3]}
-        places = after.get("per_position", [])
-        earlier = before.get("per_position") or [0] * len(places)
+        changes: dict[str, Any] = {name: after[name] - before[name] for name in COUNTERS}
+        places = after["per_position"]
+        earlier = before["per_position"] or [0] * len(places)
         changes["per_position"] = [now - then for now, then in zip(places, earlier, strict=True)]
         say(
             {

@@ -1,0 +1,345 @@
+"""Methods inside a serving engine by the number of requests it decodes at once, and beside them
+what replay of a harvest says of the same drafts (evaluate.py what=served)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from data_gen.requests import Request
+from data_gen.storage.dataset import Harvest
+from decoding.models.loading import ModelPair, load_pair, pair_identity
+from decoding.models.machine import setup_facts
+from decoding.settings import Pair
+from decoding.stopping.base import TunableRule, setting_of
+from decoding.stopping.fixed import Fixed
+from evaluation import methods, table
+from evaluation.decode import Journal, alternating, file_hashes, journal_path, request_seed
+from evaluation.evaluate import load_requests, named_files, run_facts
+from evaluation.methods import Method
+from evaluation.page import hardware, heading
+from evaluation.replay.check import LOGITS, target_decision
+from evaluation.replay.read import read_table, refuse_other_pair, refuse_other_warps
+from evaluation.replay.simulate import Replayer
+from evaluation.table import markdown, ratio_of, with_interval
+from runtime.errors import UserError
+from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
+from runtime.intervals import METHOD, Estimate
+from runtime.json_files import read_object, write_checksummed
+from runtime.text import printable
+
+MARKER = "served.json"
+SHOWN = 5  # differences of outputs that are listed
+WARM_UP = 8  # tokens
+
+
+@runtime_checkable
+class Serving(Protocol):
+    """An engine that decodes many requests at once."""
+
+    def serve(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+    ) -> Mapping[str, Any]:
+        """Return `tokens` of each prompt, the `seconds` that all took, `drafts` (rounds with one),
+        `draft_tokens`, `accepted_tokens`, and `per_position`: drafts of which more than n tokens
+        were accepted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a method made of requests that were asked at once (`Serving.serve`)."""
+
+    tokens: list[list[int]]
+    seconds: float
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    per_position: list[int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Turns = Mapping[str, Mapping[str, Group]]
+"""By `<requests>/<repeat>/<number of the group>`, then by method."""
+
+
+def serve(cfg: DictConfig) -> None:
+    """Decode, compare, print and save, as scripts/evaluate.py says."""
+    out = checked_folder("out", cfg.out)
+    refuse_foreign(out, MARKER)
+    pair = load_pair(Pair.of(cfg.pair))
+    names = list(dict.fromkeys([cfg.against, *cfg.methods]))
+    compared = {name: Method(name, methods.configured(cfg, name)) for name in names}
+    for method in compared.values():
+        if "requests" in method.settings.engine:
+            method.settings.engine.requests = max(cfg.requests)
+    predicted = predictions(cfg, pair, compared)
+    requests = load_requests(cfg, pair, cfg.split, cfg.limit)
+    identity = pair_identity(pair)
+    depends_on = [
+        {name: method.to_dict() for name, method in compared.items()},
+        [cfg.max_new_tokens, cfg.seed, instantiate(cfg.warp).to_dict(), identity],
+        [[each.dataset, each.prompt_id, each.tokens.tolist()] for each in requests],
+        setup_facts(pair),
+        file_hashes([named_files(method.settings) for method in compared.values()]),
+    ]
+    with only_writer(out), Journal(journal_path(out, depends_on), Group) as journal:
+        engines = {name: serving(method, pair) for name, method in compared.items()}
+        turns = served(cfg, engines, requests, journal)
+        measurements = measured(cfg, turns)
+        facts = {"run": run_facts(cfg, pair), "predicted": predicted}
+        text = page(
+            cfg, measurements, predicted, facts["run"], compared_outputs(cfg, pair, requests, turns)
+        )
+        with replaced_folder(out, MARKER) as folder:
+            write_checksummed(folder / MARKER, facts)
+            table.save(measurements, folder / table.FILE)
+            (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        journal.remove()
+    print(f"\n{text}\n\nsaved in {cfg.out}")
+
+
+def serving(method: Method, pair: ModelPair) -> Serving:
+    engine = methods.engine(method, pair)
+    if not isinstance(engine, Serving):
+        raise UserError(
+            f"methods: expected engines that decode many requests at once, got {method.name} of"
+            f" {type(engine).__name__}. Leave it out"
+        )
+    return engine
+
+
+def groups(requests: Sequence[Request], size: int) -> list[list[int]]:
+    """Return the numbers of the requests that are asked at once: each once, and the first ones
+    again where the last group lacks some."""
+    numbers = range(-(-len(requests) // size) * size)
+    wrapped = [number % len(requests) for number in numbers]
+    return [wrapped[first : first + size] for first in range(0, len(wrapped), size)]
+
+
+def served(
+    cfg: DictConfig,
+    engines: Mapping[str, Serving],
+    requests: Sequence[Request],
+    journal: Journal[Group],
+) -> Turns:
+    """Let every method decode a group of requests before the next group; the order of methods
+    rotates."""
+    plan = [
+        (size, repeat, number, group)
+        for size, repeat in product(cfg.requests, range(cfg.repeats))
+        for number, group in enumerate(groups(requests, size))
+    ]
+    names = alternating(list(engines))
+    if len(journal.turns) < len(plan):
+        for engine in engines.values():
+            engine.serve([requests[0].tokens.tolist()], [0], WARM_UP)
+    with tqdm(total=len(plan), initial=len(journal.turns), unit=" groups", desc="served") as bar:
+        for size, repeat, number, group in plan:
+            key = f"{size}/{repeat}/{number}"
+            if key in journal.turns:
+                continue
+            asked = [requests[each] for each in group]
+            seeds = [request_seed(cfg.seed, each, repeat) for each in asked]
+            prompts, first, turn = [each.tokens.tolist() for each in asked], number % len(names), {}
+            for name in names[first:] + names[:first]:
+                said = engines[name].serve(prompts, seeds, cfg.max_new_tokens)
+                fields = ("tokens", "seconds", "drafts", "draft_tokens", "accepted_tokens")
+                values = {field: said[field] for field in fields}
+                turn[name] = Group(**values, per_position=said["per_position"])
+            journal.add(key, turn)
+            bar.update()
+    return journal.turns
+
+
+def measured(cfg: DictConfig, turns: Turns) -> pd.DataFrame:
+    """Return a row for each method and group of requests."""
+    rows = []
+    for key, turn in sorted(turns.items()):
+        size, _, number = (int(part) for part in key.split("/"))
+        for name, group in turn.items():
+            emitted = sum(map(len, group.tokens))
+            rows.append(
+                {
+                    "policy": name,
+                    "prompt": f"group {number}",
+                    "requests": size,
+                    "emitted": emitted,
+                    "rounds": emitted - group.accepted_tokens - size,  # the first is the prefill's
+                    "drafted": group.draft_tokens,
+                    "accepted": group.accepted_tokens,
+                    "seconds": group.seconds,
+                    "drafts": group.drafts,
+                    "accepted_at": group.per_position,
+                }
+            )
+    order = {name: place for place, name in enumerate([cfg.against, *cfg.methods])}
+    return table.table("timed", sorted(rows, key=lambda row: order[row["policy"]]))
+
+
+# Predicted ----------------------------------------------------------------------------------------
+
+
+def predictions(
+    cfg: DictConfig, pair: ModelPair, compared: Mapping[str, Method]
+) -> dict[str, list[Estimate]]:
+    """Return by method the share of its drafts of which at least 1, 2, ... tokens are accepted, by
+    replay of `cfg.data`; nothing for methods whose drafts a harvest does not hold."""
+    if cfg.data is None:
+        return {}
+    harvest = Harvest.open(cfg.data)
+    refuse_other_warps(cfg, harvest)
+    refuse_other_pair(pair_identity(pair), harvest.context["pair"], f"pair: {cfg.pair.name}")
+    rules = {name: replayed(method) for name, method in compared.items()}
+    stops = {name: rule for name, rule in rules.items() if rule is not None}
+    whole = read_table(harvest, cfg.split, stops.values(), Pair.of(cfg.pair))
+    rounds = whole.shortened(min(cfg.max_new_tokens, harvest.max_new_tokens))
+    found = {}
+    for name, rule in stops.items():
+        gamma = min(longest(compared[name]), harvest.gamma)
+        _, steps = Replayer(rounds, gamma).walk(rule.policy(rounds), setting_of(rule))
+        drafts = sum(step.live & (step.drafted > 0) for step in steps)
+        reached = (sum(step.live & (step.accepted > n) for step in steps) for n in range(gamma))
+        every = [ratio_of(np.asarray(each, float), np.asarray(drafts, float)) for each in reached]
+        found[name] = [share for share in every if share.value > 0]
+    return found
+
+
+def longest(method: Method) -> int:
+    return int(method.settings.engine.speculation.num_speculative_tokens)
+
+
+def replayed(method: Method) -> TunableRule | None:
+    """Return the stop rule of a method whose drafts are the draft model's alone; else None."""
+    engine = method.settings.engine
+    if not engine.speculation:
+        return None
+    if engine.speculation.method == "draft_model":
+        return Fixed(longest(method))
+    if engine.proposer is None:
+        return None
+    again = "Write it: python scripts/export.py serving=vllm thresholds=..."
+    settings = read_object(Path(engine.proposer).expanduser(), "engine.proposer", again)
+    if not settings["structure"]["_target_"].endswith(".Chain"):
+        return None
+    stop = instantiate(settings["stop"])
+    return stop if isinstance(stop, TunableRule) else None
+
+
+# Outputs ------------------------------------------------------------------------------------------
+
+
+def compared_outputs(
+    cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], turns: Turns
+) -> list[str]:
+    """Return a line for every method of a greedy comparison: how many outputs equal those without a
+    draft, and where they first differ, how near the target's two likeliest tokens were."""
+    if cfg.warp.temperature > 0:
+        return []
+    lines = []
+    for name in cfg.methods:
+        if name == cfg.against:
+            continue
+        same, total, gaps = 0, 0, list[float]()
+        for key, turn in turns.items():
+            size, _, number = (int(part) for part in key.split("/"))
+            outputs = zip(turn[name].tokens, turn[cfg.against].tokens, strict=True)
+            for request, (one, other) in zip(groups(requests, size)[number], outputs, strict=True):
+                total, same = total + 1, same + (one == other)
+                if one != other:
+                    gaps.append(gap(pair, requests[request].tokens, one, other))
+        ties = sum(each < LOGITS for each in gaps)
+        line = f"{name}: {same} of {total} outputs equal those of {cfg.against}"
+        if gaps:
+            shown = ", ".join(f"{each:.2g}" for each in sorted(gaps, reverse=True)[:SHOWN])
+            line += f"; {ties} of the others part at a near tie (largest gaps of logits: {shown})"
+        lines.append(line)
+    return lines
+
+
+def gap(pair: ModelPair, prompt: torch.Tensor, one: list[int], other: list[int]) -> float:
+    """Return the difference of the two highest logits where two outputs part."""
+    places = range(min(len(one), len(other)))
+    parted = next((place for place in places if one[place] != other[place]), len(places))
+    return target_decision(pair, torch.cat([prompt, torch.tensor(one[:parted]).long()]))[1]
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def by_size(measurements: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame]]:
+    for size, rows in measurements.groupby("requests", sort=True):
+        yield int(size), rows
+
+
+def page(
+    cfg: DictConfig,
+    measurements: pd.DataFrame,
+    predicted: Mapping[str, Sequence[Estimate]],
+    run: Mapping[str, Any],
+    outputs: Sequence[str],
+) -> str:
+    """Return the answer, the speeds by requests at once, and acceptance by position."""
+    speeds, ratios = dict[int, dict[str, float]](), dict[int, dict[str, Estimate]]()
+    for size, rows in by_size(measurements):
+        ratios[size] = table.compare(rows, cfg.against)
+        totals = rows.groupby("policy")[["emitted", "seconds"]].sum()
+        speeds[size] = (totals["emitted"] / totals["seconds"]).to_dict()
+    best = {size: max(each, key=lambda name: each[name].value) for size, each in ratios.items()}
+    answer = [
+        f"{size} at once: {best[size]}, {with_interval(each[best[size]], unit='x')} {cfg.against}"
+        for size, each in ratios.items()
+    ]
+    names = [name for name in dict.fromkeys([cfg.against, *cfg.methods])]
+    lines = [
+        [
+            name,
+            *(f"{speeds[n][name]:.1f} {with_interval(ratios[n][name], unit='x')}" for n in speeds),
+        ]
+        for name in names
+    ]
+    parts = [
+        "Fastest, measured: " + "; ".join(answer) + ".",
+        f"# {heading(cfg)}",
+        f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
+        "## Tokens per second, by requests at once",
+        markdown(["method", *map(str, speeds)], lines),
+        *outputs,
+        "## Share of drafts of which at least so many tokens were accepted",
+        acceptance(measurements, predicted),
+    ]
+    return "\n\n".join(parts)
+
+
+def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Estimate]]) -> str:
+    """Return a table by method and requests at once; predicted: by replay of a harvest."""
+    rows, most = list[list[str]](), 0
+    for name, mine in measurements.groupby("policy", sort=False):
+        if not mine["drafts"].sum():
+            continue
+        lines = {f"{size}, measured": shares(of) for size, of in by_size(mine)}
+        if name in predicted:
+            lines = {"1, predicted": list(predicted[str(name)]), **lines}
+        for label, each in lines.items():
+            most = max(most, len(each))
+            rows.append([printable(str(name)), label, *(with_interval(one, ".3f") for one in each)])
+    padded = [row + [""] * (most + 2 - len(row)) for row in rows]
+    return markdown(["method", "requests", *(str(n + 1) for n in range(most))], padded)
+
+
+def shares(rows: pd.DataFrame) -> list[Estimate]:
+    drafts = rows["drafts"].to_numpy(float)
+    places = max(map(len, rows["accepted_at"]))
+    reached = np.array([[*each, *[0] * (places - len(each))] for each in rows["accepted_at"]])
+    found = [ratio_of(reached[:, place].astype(float), drafts) for place in range(places)]
+    return [share for share in found if share.value > 0]

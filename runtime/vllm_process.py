@@ -1,0 +1,89 @@
+"""vLLM in an environment of its own, as a process that answers (`runtime.vllm_worker`)."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from runtime.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = ".vllm/bin/python"  # of `make vllm`
+
+
+class Worker:
+    """A running vLLM, which ends with this object."""
+
+    def __init__(self, python: str | Path, key: str, threads: int, **arguments: Any) -> None:
+        """key: of the config, for errors; threads: at most, on a CPU; arguments: of `vllm.LLM`.
+        Raises UserError with vLLM's own words where it does not start."""
+        program, self._key = Path(python).expanduser().absolute(), key
+        if not program.is_file():
+            raise UserError(f"{key}.python: {python} is not there. Bring it: make vllm")
+        self._log = tempfile.NamedTemporaryFile(mode="w+b")
+        processors = sorted(os.sched_getaffinity(0))[:threads]
+        self._process = subprocess.Popen(
+            [program, "-m", "runtime.vllm_worker", json.dumps(arguments)],
+            cwd=ROOT,
+            env={
+                "VLLM_CPU_KVCACHE_SPACE": "2",
+                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, processors)),
+                "VLLM_LOGGING_LEVEL": "WARNING",
+                "HF_HUB_OFFLINE": "1",
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        self.end = weakref.finalize(self, _ended, self._process, self._log)
+        print("note: vLLM starts, which takes a minute or two", file=sys.stderr)
+        self._read()
+
+    def ask(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], **sampling: Any
+    ) -> dict[str, Any]:
+        """Return what became of these prompts, decoded at once. sampling: of `SamplingParams`."""
+        assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+        asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_words()}
+        if self._process.poll() is None:  # an idle one would take the time of others
+            os.killpg(self._process.pid, signal.SIGSTOP)
+        if "error" in answer:
+            raise UserError(
+                f"{self._key}: vLLM failed ({answer['error'][:300]}). Mend what it names"
+            )
+        return answer
+
+    def _last_words(self) -> str:
+        lines = Path(self._log.name).read_text(errors="replace").splitlines()
+        errors = [line for line in lines if "Error" in line] or lines or ["without a word"]
+        return errors[-1].strip()
+
+
+def _ended(process: subprocess.Popen[str], log: IO[bytes]) -> None:
+    """End a worker and what it has started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+    for stream in (process.stdin, process.stdout, log):
+        if stream is not None:
+            stream.close()

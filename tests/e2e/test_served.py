@@ -1,0 +1,47 @@
+"""scripts/evaluate.py what=served, with a program that pretends to be vLLM."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts import evaluate
+from tests.helpers.programs.pretend_vllm import pretend_vllm
+from tests.helpers.programs.programs import JSONL, mode, models, refused, run, write_prompts
+
+served = mode(evaluate.served)
+
+
+@pytest.fixture
+def asked(
+    harvest: Path, tiny_pair_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    monkeypatch.chdir(harvest)
+    write_prompts(3, str(tmp_path / "prompts.jsonl"))
+    python = pretend_vllm(tmp_path)
+    monkeypatch.setenv("VLLM_PYTHON", str(python))
+    data = [*JSONL, f"dataset.path={tmp_path / 'prompts.jsonl'}"]
+    few = ["requests=[1,2]", "max_new_tokens=8", f"out={tmp_path / 'out'}"]
+    return [*models(tiny_pair_dir), "pair.assistant=null", "pair.dtype=float64", *data, *few]
+
+
+def test_speeds_outputs_and_acceptance(asked: list[str], tmp_path: Path) -> None:
+    names = "methods=[vllm_ngram,vllm_draft]"
+    printed = run(served, *asked, names, "data=data/greedy")
+    assert "Fastest, measured: 1 at once: vllm_draft" in printed
+    assert "vllm_draft: 7 of 7 outputs equal those of vllm" in printed
+    assert "vllm_ngram: 2 of 7 outputs equal those of vllm; " in printed
+    assert "1, predicted" in printed and "2, measured" in printed
+    rows = pd.read_parquet(tmp_path / "out/measurements.parquet")
+    assert sorted(set(rows["requests"])) == [1, 2]
+    assert rows.groupby("requests")["emitted"].sum().to_dict() == {1: 3 * 3 * 8, 2: 3 * 4 * 8}
+    found = json.loads((tmp_path / "out/served.json").read_text())
+    assert list(found["predicted"]) == ["vllm_draft"]
+    assert list(tmp_path.glob(".*.resume")) == []
+
+
+def test_refusals(asked: list[str]) -> None:
+    wrong = refused(served, *asked, "methods=[custom]", "engine=serial")
+    assert "methods: expected engines that decode many requests at once, got custom" in wrong
+    assert "methods: expected names among" in refused(served, *asked, "methods=[nothing]")
