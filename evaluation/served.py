@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from tqdm import tqdm
@@ -21,12 +20,13 @@ from decoding.models.machine import setup_facts
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.fixed import Fixed
+from decoding.trace import Trace
 from evaluation import methods, table
 from evaluation.decode import Journal, alternating, file_hashes, journal_path, request_seed
 from evaluation.evaluate import load_requests, named_files, run_facts
+from evaluation.lossless import difference_lines, greedy_differences
 from evaluation.methods import Method
 from evaluation.page import hardware, heading
-from evaluation.replay.check import LOGITS, target_decision
 from evaluation.replay.read import read_table, refuse_other_pair, refuse_other_warps
 from evaluation.replay.simulate import Replayer
 from evaluation.table import markdown, ratio_of, with_interval
@@ -37,7 +37,6 @@ from runtime.json_files import read_object, write_checksummed
 from runtime.text import printable
 
 MARKER = "served.json"
-SHOWN = 5  # differences of outputs that are listed
 WARM_UP = 8  # tokens
 
 
@@ -242,36 +241,26 @@ def replayed(method: Method) -> TunableRule | None:
 def compared_outputs(
     cfg: DictConfig, pair: ModelPair, requests: Sequence[Request], turns: Turns
 ) -> list[str]:
-    """Return a line for every method of a greedy comparison: how many outputs equal those without a
-    draft, and where they first differ, how near the target's two likeliest tokens were."""
+    """Return for every method of a greedy comparison how many outputs equal those without a draft,
+    and how near a tie each difference is; vLLM's arithmetic depends on what runs together."""
     if cfg.warp.temperature > 0:
         return []
-    lines = []
-    for name in cfg.methods:
-        if name == cfg.against:
-            continue
-        same, total, gaps = 0, 0, list[float]()
-        for key, turn in turns.items():
-            size, _, number = (int(part) for part in key.split("/"))
-            outputs = zip(turn[name].tokens, turn[cfg.against].tokens, strict=True)
-            for request, (one, other) in zip(groups(requests, size)[number], outputs, strict=True):
-                total, same = total + 1, same + (one == other)
-                if one != other:
-                    gaps.append(gap(pair, requests[request].tokens, one, other))
-        ties = sum(each < LOGITS for each in gaps)
-        line = f"{name}: {same} of {total} outputs equal those of {cfg.against}"
-        if gaps:
-            shown = ", ".join(f"{each:.2g}" for each in sorted(gaps, reverse=True)[:SHOWN])
-            line += f"; {ties} of the others part at a near tie (largest gaps of logits: {shown})"
-        lines.append(line)
-    return lines
-
-
-def gap(pair: ModelPair, prompt: torch.Tensor, one: list[int], other: list[int]) -> float:
-    """Return the difference of the two highest logits where two outputs part."""
-    places = range(min(len(one), len(other)))
-    parted = next((place for place in places if one[place] != other[place]), len(places))
-    return target_decision(pair, torch.cat([prompt, torch.tensor(one[:parted]).long()]))[1]
+    asked, decoded = list[Request](), dict[str, list[Trace]]()
+    for key, turn in turns.items():
+        size, _, number = (int(part) for part in key.split("/"))
+        these = [requests[each] for each in groups(requests, size)[number]]
+        asked += these
+        for name, group in turn.items():
+            decoded.setdefault(name, []).extend(
+                Trace(len(request.tokens), tokens, [], 0.0, 0.0, prompt_id=request.prompt_id)
+                for request, tokens in zip(these, group.tokens, strict=True)
+            )
+    plain, prompts = decoded.pop(cfg.against), [request.tokens for request in asked]
+    differences = {
+        name: greedy_differences(pair.target, prompts, each, plain, pair.target.model.dtype)
+        for name, each in decoded.items()
+    }
+    return difference_lines(differences, len(plain))
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -314,7 +303,7 @@ def page(
         f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
         "## Tokens per second, by requests at once",
         markdown(["method", *map(str, speeds)], lines),
-        *outputs,
+        "\n".join(outputs),
         "## Share of drafts of which at least so many tokens were accepted",
         acceptance(measurements, predicted),
     ]

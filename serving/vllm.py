@@ -21,7 +21,6 @@ a hook on its forward. Drafts that read them and H-RAD work so. Where vLLM has n
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +58,7 @@ STRUCTURES = "decoding.structures."
 GREEDY = Warp(temperature=0)
 FORGETS = 0.99  # what a step counts after the next
 LEAST = 5  # steps that say something
-FEW, TRIAL, REST = 2, 4, 16  # tokens; steps of a trial, and between the first ones
+FEW, TRIAL, REST = 2, 4, 64  # tokens; steps of a trial, and between the first ones
 UNLIKELY = 0  # a token that hardly any text has
 
 
@@ -227,53 +226,77 @@ class Arm:
     tokens: float = 0.0
     seconds: float = 0.0
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def note(self, tokens: float, seconds: float) -> None:
         for name, more in (("steps", 1.0), ("tokens", tokens), ("seconds", seconds)):
             setattr(self, name, getattr(self, name) * FORGETS + more)
 
     @property
+    def known(self) -> bool:
+        return self.steps > LEAST - 1
+
+    @property
     def rate(self) -> float:
-        return self.tokens / self.seconds if self.steps >= LEAST else math.inf
+        return self.tokens / self.seconds
 
 
 class Bound:
-    """The most tokens of a draft, chosen for each number of requests at once by the tokens per
-    second that were measured: none, a few, or as many as the rule draws.
+    """The most tokens of a draft, by requests at once: none, a few, or as many as the rule draws,
+    whichever has brought most tokens per second so far.
 
-    What is slower is tried again for `TRIAL` steps ever more rarely. The first of them does not
-    count: the draft has to catch up then. Time decides, and no draw: so it is exact."""
+    Numbers of requests up to 1, 2, 4, 8, ... share what is known. Where nothing is, the bound for
+    fewer requests holds, for to draft pays less the more there are. Only the next bounds above and
+    below are tried, each `LEAST` steps at first, then `TRIAL` steps ever more rarely. A first step
+    with a draft does not count: it has to catch up then. Time decides, and no draw: so it is
+    exact."""
 
     def __init__(self, length: int) -> None:
         self._bounds = sorted({0, min(FEW, length), length})
-        self._arms = defaultdict[int, dict[int, Arm]](lambda: {n: Arm() for n in self._bounds})
-        self._trials = defaultdict[int, int](int)
-        self._steps = defaultdict[int, int](int)
-        self._trial: tuple[int, int, int] = (0, 0, 0)  # requests, bound, steps left
+        self._arms = defaultdict[int, list[Arm]](lambda: [Arm() for _ in self._bounds])
+        self._waits = defaultdict[int, list[int]](lambda: [0, REST])  # steps since a trial, and due
+        self._tried = defaultdict[int, int](int)
+        self._trial: tuple[int, int, int] = (0, 0, 0)  # size, place of the bound, steps left
+        self._last = 0  # bound of the step that was noted last
 
     def choose(self, requests: int) -> int:
         """Return the bound of a step with so many requests."""
-        arms = self._arms[requests]
-        best = max(reversed(self._bounds), key=lambda bound: arms[bound].rate)
-        number, bound, left = self._trial
-        if left and number == requests:
-            self._trial = number, bound, left - 1
-            return bound
-        self._steps[requests] += 1
-        if self._steps[requests] > REST * 2 ** min(self._trials[requests] // 2, 5):
-            others = [bound for bound in reversed(self._bounds) if bound != best]
-            bound = others[self._trials[requests] % len(others)]
-            self._trials[requests] += 1
-            self._steps[requests] = 0
-            self._trial = requests, bound, TRIAL - 1
-            return bound
-        self._trial = 0, 0, 0
-        return best
+        size = (requests - 1).bit_length()
+        trial, place, left = self._trial
+        if not left or trial != size:
+            place, left = self._next(size)
+        self._trial = size, place, left - 1
+        return self._bounds[place]
 
     def note(self, requests: int, bound: int, tokens: int, seconds: float) -> None:
         """Note what a step has brought."""
-        first = self._trial[2] == TRIAL - 1 and self._trial[:2] == (requests, bound)
-        if not first:
-            self._arms[requests][bound].note(tokens, seconds)
+        size, place = (requests - 1).bit_length(), self._bounds.index(bound)
+        if self._last or not bound:
+            self._arms[size][place].note(tokens / requests, seconds)
+        self._last = bound
+
+    def _next(self, size: int) -> tuple[int, int]:
+        """Return the place of the bound that comes next, and for how many steps."""
+        best, arms = self._best(size), self._arms[size]
+        if not arms[best].known:
+            return best, 1
+        near = [place for place in (best - 1, best + 1) if 0 <= place < len(arms)]
+        for place in near:
+            paying = place < best or self._best(size - 1) >= place  # with fewer requests
+            if not arms[place].known and paying:
+                return place, LEAST + 1
+        waited, due = self._waits[size]
+        if waited < due:
+            self._waits[size][0] += 1
+            return best, 1
+        self._waits[size] = [0, 2 * due]
+        self._tried[size] += 1
+        return near[self._tried[size] % len(near)], TRIAL
+
+    def _best(self, size: int) -> int:
+        """Return the place of the bound that is fastest with so many requests, as far as known."""
+        known = [place for place, arm in enumerate(self._arms[size]) if arm.known]
+        if known:
+            return max(known, key=lambda place: self._arms[size][place].rate)
+        return self._best(size - 1) if size > 0 else len(self._bounds) - 1
 
 
 class Drafter:

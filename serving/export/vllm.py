@@ -63,7 +63,8 @@ class Vllm:
         serve, more = "vllm serve", ""
         if proposer:  # which the wheel for CPUs starts so alone
             serve = "python -m vllm.entrypoints.openai.api_server --model"
-            named = json.dumps({"draftpredict": f"{given.folder}/{PROPOSER}"})
+            file = pathlib.Path(given.folder).absolute() / PROPOSER  # wherever vLLM is started
+            named = json.dumps({"draftpredict": str(file)})
             more = f" --additional-config {quote(named)}"
         start = f"{serve} {quote(given.target)}"
         made.launch = [
@@ -119,13 +120,13 @@ class Vllm:
             inner[last] = int(inner[last])
         if rule["checkpoint"] is not None:
             stop["checkpoint"] = str(self._checkpoint(name, rule["checkpoint"]))
-        gamma = given.gamma or tuned["gamma"]
+        gamma, draft = given.gamma or tuned["gamma"], pathlib.Path(given.draft)
         structure: dict[str, Any] = {"_target_": "decoding.structures.chain.Chain"}
         if self.copies:
             structure = {"_target_": "decoding.structures.sources.Sources", **COPIES}
         return {
             "format_version": 1,
-            "draft": given.draft,
+            "draft": str(draft.absolute()) if draft.is_dir() else given.draft,
             "dtype": tuned["measured_on"]["dtypes"]["draft"].removeprefix("torch.")
             if tuned["measured_on"]
             else "auto",

@@ -230,6 +230,15 @@ def test_what_vllm_makes(folder: Path) -> None:
     assert len(drafts) == 2 and all(0 < len(draft) <= 3 for draft in drafts)
 
 
+def test_drafts_follow_a_schedule(folder: Path) -> None:
+    config = config_of(folder, lambda settings: settings["stop"].update(threshold=0.0))
+    config.speculative_config.num_speculative_tokens_per_batch_size = [(2, 2, 0), (1, 1, 2)]
+    proposer = Proposer(config)
+    for texts, length in (([[1, 4]], 2), ([[1, 4], [1, 4, 5]], 0), ([[1], [2], [3]], 0)):
+        drafts = proposer.propose([[4]] * len(texts), *tokens_of(texts))
+        assert [len(draft) for draft in drafts] == [length] * len(texts)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -345,9 +345,8 @@ def test_vllm_gets_a_proposer(tmp_path):
         config = json.loads(str(made.files["speculative_config.json"]))
         assert config["model"] == "serving.vllm.Proposer" and config["num_speculative_tokens"] == 3
         (line,) = made.launch
-        assert line.endswith(
-            """--additional-config '{"draftpredict": "runs/export/proposer.json"}'"""
-        )
+        named = json.dumps({"draftpredict": str(Path("runs/export/proposer.json").absolute())})
+        assert line.endswith(f"--additional-config '{named}'")
         return json.loads(str(made.files["proposer.json"]))
 
     assert settings(None)["stop"] == {"_target_": "decoding.stopping.fixed.Fixed", "gamma": 3}
