@@ -193,19 +193,20 @@ def predictions(
     cfg: DictConfig, pair: ModelPair, compared: Mapping[str, Method]
 ) -> dict[str, list[Estimate]]:
     """Return by method the share of its drafts of which at least 1, 2, ... tokens are accepted, by
-    replay of `cfg.data`; nothing for methods whose drafts a harvest does not hold."""
+    replay of `cfg.data`; nothing for methods with copies, and with bounds that adapt."""
     if cfg.data is None:
         return {}
     harvest = Harvest.open(cfg.data)
     refuse_other_warps(cfg, harvest)
     refuse_other_pair(pair_identity(pair), harvest.context["pair"], f"pair: {cfg.pair.name}")
-    rules = {name: replayed(method) for name, method in compared.items()}
-    stops = {name: rule for name, rule in rules.items() if rule is not None}
+    drafts_of = {name: replayed(method, cfg.pair) for name, method in compared.items()}
+    known = {name: each for name, each in drafts_of.items() if each is not None}
+    stops = {name: rule for name, (rule, _) in known.items()}
     whole = read_table(harvest, cfg.split, stops.values(), Pair.of(cfg.pair))
     rounds = whole.shortened(min(cfg.max_new_tokens, harvest.max_new_tokens))
     found = {}
-    for name, rule in stops.items():
-        gamma = min(longest(compared[name]), harvest.gamma)
+    for name, (rule, longest) in known.items():
+        gamma = min(longest, harvest.gamma)
         _, steps = Replayer(rounds, gamma).walk(rule.policy(rounds), setting_of(rule))
         drafts = sum(step.live & (step.drafted > 0) for step in steps)
         reached = (sum(step.live & (step.accepted > n) for step in steps) for n in range(gamma))
@@ -214,25 +215,25 @@ def predictions(
     return found
 
 
-def longest(method: Method) -> int:
-    return int(method.settings.engine.speculation.num_speculative_tokens)
-
-
-def replayed(method: Method) -> TunableRule | None:
-    """Return the stop rule of a method whose drafts are the draft model's alone; else None."""
+def replayed(method: Method, pair: DictConfig) -> tuple[TunableRule, int] | None:
+    """Return the stop rule and the longest draft of a method whose drafts are those of the pair's
+    draft model alone, under one rule; else None."""
     engine = method.settings.engine
     if not engine.speculation:
         return None
+    longest = int(engine.speculation.num_speculative_tokens)
     if engine.speculation.method == "draft_model":
-        return Fixed(longest(method))
+        return None if pair.get("assistant") else (Fixed(longest), longest)
     if engine.proposer is None:
         return None
     again = "Write it: python scripts/export.py serving=vllm thresholds=..."
     settings = read_object(Path(engine.proposer).expanduser(), "engine.proposer", again)
-    if not settings["structure"]["_target_"].endswith(".Chain"):
+    structure, stop = settings["structure"], instantiate(settings["stop"])
+    same = Path(settings["draft"]).expanduser() == Path(pair.draft).expanduser().absolute()
+    alone = same and structure["_target_"].endswith(".Chain") and not settings["adaptive"]
+    if not (alone and isinstance(stop, TunableRule)):
         return None
-    stop = instantiate(settings["stop"])
-    return stop if isinstance(stop, TunableRule) else None
+    return stop, min(longest, structure["gamma_max"])
 
 
 # Outputs ------------------------------------------------------------------------------------------
