@@ -58,7 +58,7 @@ STRUCTURES = "decoding.structures."
 GREEDY = Warp(temperature=0)
 FORGETS = 0.99  # what a step counts after the next
 LEAST = 5  # steps that say something
-FEW, TRIAL, REST = 2, 4, 64  # tokens; steps of a trial, and between the first ones
+FEW, TRIAL, REST = 2, 4, 128  # tokens; steps of a trial, and between the first ones
 UNLIKELY = 0  # a token that hardly any text has
 
 
