@@ -15,6 +15,7 @@ from runtime.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = ".vllm/bin/python"  # of `make vllm`
+EXTENSION = {"worker_extension_cls": "runtime.vllm_kernels.Extension"}
 
 
 class Worker:
@@ -29,7 +30,7 @@ class Worker:
         self._log = tempfile.NamedTemporaryFile(mode="w+b")
         processors = sorted(os.sched_getaffinity(0))[:threads]
         self._process = subprocess.Popen(
-            [program, "-m", "runtime.vllm_worker", json.dumps(arguments)],
+            [program, "-m", "runtime.vllm_worker", json.dumps(EXTENSION | arguments)],
             cwd=ROOT,
             env={
                 "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -73,8 +74,8 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = Path(self._log.name).read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "Error" in line] or lines or ["without a word"]
-        return errors[-1].strip()
+        errors = [line for line in lines if "Error: " in line] or lines[-1:] or ["without a word"]
+        return errors[0].strip()  # the cause; what it caused comes after
 
 
 def _ended(process: subprocess.Popen[str], log: IO[bytes]) -> None:

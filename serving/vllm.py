@@ -387,6 +387,8 @@ class Proposer:
         version = engine_version()
         if version != CHECKED:
             print(f"warning: checked with vLLM {CHECKED}, this is {version}", file=sys.stderr)
+        import runtime.vllm_kernels  # noqa: F401  mends what vLLM samples with
+
         given = (vllm_config.additional_config or {}).get(KEY)
         if not isinstance(given, str):
             raise UserError(

@@ -59,7 +59,7 @@ def worker(pair: Path, stop: dict[str, Any] | None, **more: Any) -> Worker:
         "max_model_len": 128,
         "max_num_seqs": AT_ONCE,
         "enable_prefix_caching": False,
-        "block_size": 16,
+        "block_size": 32,
         **more,
     }
     if stop is not None:
@@ -95,7 +95,7 @@ def test_outputs_are_those_without_a_draft_whatever_is_put_off(pair: Path) -> No
         some = prompts[first : first + AT_ONCE]
         alone += plain.ask(some, [0] * len(some), **greedy)["tokens"]
     plain.end()
-    drafted = worker(pair, CONFIDENCE, num_gpu_blocks_override=24)
+    drafted = worker(pair, CONFIDENCE, num_gpu_blocks_override=12)
     said = drafted.ask(prompts, [0] * len(prompts), **greedy)
     drafted.end()
     assert said["preemptions"] > 0 and said["accepted_tokens"] > 0
