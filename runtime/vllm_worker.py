@@ -8,8 +8,11 @@ The argument holds the arguments of `vllm.LLM`. A line of input is a batch of re
 worker's own seconds. What vLLM prints goes to stderr."""
 
 import json
+import multiprocessing
 import os
 import sys
+from multiprocessing.connection import wait
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +33,7 @@ def main() -> None:
     from vllm.inputs import TokensPrompt
 
     llm = LLM(**json.loads(sys.argv[1]), disable_log_stats=False)
+    Thread(target=_end_with_the_engine, daemon=True).start()
 
     def counted() -> dict[str, Any]:
         """Return vLLM's counters so far."""
@@ -68,6 +72,14 @@ def main() -> None:
                 **changes,
             }
         )
+
+
+def _end_with_the_engine() -> None:
+    """End this process when one that it has started ends: vLLM would wait for it for ever."""
+    if engine := multiprocessing.active_children():
+        wait([each.sentinel for each in engine])
+        print("RuntimeError: the process of the engine has ended", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 if __name__ == "__main__":
