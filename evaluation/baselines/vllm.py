@@ -23,13 +23,23 @@ from decoding.sampling import Sampler, Warp
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.baselines.llamacpp import TEXTS
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Path
+from runtime.settings.kinds import Count, Group, Path, Text
 from runtime.vllm_process import Worker
 
 Models = Annotated[Mapping[str, Any], "the pair, as Hugging Face folders"]
 Gammas = Annotated[Sequence[Count], "draft lengths whose steps are timed, rising"]
 Tokens = Annotated[Count, "tokens of each text that is decoded"]
 Python = Annotated[Path, "the Python that vLLM is installed for, as `make vllm` brings it"]
+
+
+class Speculation(Group):
+    """Settings of vLLM's `speculative_config`."""
+
+    method: Annotated[Text, "vLLM's name of it"]
+    num_speculative_tokens: Annotated[Count, "tokens of a draft, at most"]
+    model: Annotated[Text | None, "draft: the pair's ordinary draft; of custom_class, the class"]
+    prompt_lookup_max: Annotated[Count | None, "tokens of the longest ending that ngram looks for"]
+    prompt_lookup_min: Annotated[Count | None, "tokens of the shortest"]
 
 
 def sampling_of(warp: Warp, eos_ids: frozenset[int], max_tokens: int) -> dict[str, Any]:
@@ -78,10 +88,7 @@ class VllmEngine:
 def served(
     models: Models,
     python: Python,
-    speculation: Annotated[
-        Mapping[str, Any] | None,
-        "vLLM's speculative config; its model `draft`: the pair's ordinary draft",
-    ],
+    speculation: Annotated[Speculation | None, "how vLLM drafts; null: not at all"],
     proposer: Annotated[
         Path | None, "file of `export.py serving=vllm`: our proposer drafts; null: none"
     ],
@@ -95,15 +102,11 @@ def served(
 
 
 def started(
-    models: Mapping[str, Any],
-    python: Path,
-    speculation: Mapping[str, Any] | None,
-    proposer: Path | None,
-    requests: int,
+    models: Mapping[str, Any], python: Path, speculation: Any, proposer: Path | None, requests: int
 ) -> Worker:
     arguments = arguments_of(models, requests)
     if speculation is not None:
-        config = dict(speculation)
+        config = {name: value for name, value in speculation.items() if value is not None}
         if config.get("model") == "draft":
             config["model"] = str(File(models.get("assistant") or models["draft"]).expanduser())
         arguments["speculative_config"] = config
@@ -148,7 +151,7 @@ def measured_cost(
 def measured_batches(
     models: Models,
     python: Python,
-    requests: Annotated[Sequence[Count], "numbers of requests decoded at once, rising"],
+    requests: Annotated[Sequence[Count] | None, "decoded at once, rising numbers; null: one"],
     gammas: Gammas,
     max_new_tokens: Tokens,
 ) -> BatchTable:
@@ -158,14 +161,14 @@ def measured_batches(
     tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
     texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]
     greedy = {"temperature": 0.0, "ignore_eos": True}
-    longest, between = max(gammas), sorted(gammas)[len(gammas) // 2]
+    sizes, longest, between = list(requests or [1]), max(gammas), sorted(gammas)[len(gammas) // 2]
 
     def timed(name: str | None, **more: Any) -> Worker:
         config: dict[str, Any] = {}
         if name is not None:
             config = {"method": "custom_class", "model": f"serving.vllm.{name}"}
             config = {"speculative_config": config | {"num_speculative_tokens": longest}}
-        arguments = arguments_of(models, max(requests)) | {"additional_config": more}
+        arguments = arguments_of(models, max(sizes)) | {"additional_config": more}
         return Worker(python, "cost", torch.get_num_threads(), **arguments, **config)
 
     def step(worker: Worker, size: int) -> float:
@@ -179,7 +182,7 @@ def measured_batches(
         return median(times[1:])
 
     worker = timed(None)
-    steps = {size: [step(worker, size)] for size in requests}
+    steps = {size: [step(worker, size)] for size in sizes}
     worker.end()
     draft = dict[int, float]()
     with tempfile.TemporaryDirectory() as scratch:
@@ -187,7 +190,7 @@ def measured_batches(
         worker = timed("Rows", draftpredict_rows=str(file))
         for gamma in gammas:
             file.write_text(str(gamma))
-            for size in requests:
+            for size in sizes:
                 steps[size].append(step(worker, size))
         worker.end()
         chain = {"_target_": "decoding.structures.chain.Chain", "gamma_max": between}
@@ -201,7 +204,7 @@ def measured_batches(
         }
         file.write_text(json.dumps(facts))
         worker = timed("Proposer", draftpredict=str(file))
-        for size in requests:
+        for size in sizes:
             alone = steps[size][1 + list(gammas).index(between)]
             draft[size] = max((step(worker, size) - alone) / between, 1e-6)
         worker.end()
@@ -212,4 +215,4 @@ def measured_batches(
             f"vLLM, {size} at once, ms: step by draft tokens {shown}; draft {draft[size] * 1e3:.2f}"
         )
     rows = [1, *(gamma + 1 for gamma in gammas)]
-    return BatchTable("measured", list(requests), rows, list(steps.values()), list(draft.values()))
+    return BatchTable("measured", sizes, rows, list(steps.values()), list(draft.values()))

@@ -186,7 +186,11 @@ def with_option(program: str, place: str, option: str) -> DictConfig:
 
 @pytest.mark.parametrize(("program", "place", "option"), CHOICES)
 @pytest.mark.few(40)
-def test_option_composes_and_builds(program: str, place: str, option: str) -> None:
+def test_option_composes_and_builds(
+    program: str, place: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in ("VLLM_PYTHON", "LLAMA_SERVER"):  # none is started
+        monkeypatch.setenv(engine, "none")
     cfg = with_option(program, place, option)
     if place == "experiment":
         assert option in cfg.out, "its settings are those of the program"

@@ -1,5 +1,5 @@
 """What a description takes, the program can be run with: it ends well, or in one line that says
-what is wrong with it. Every key of four programs, up to `MOST` values each."""
+what is wrong with it. Every key of four programs, once for each class, up to `MOST` values each."""
 
 import shutil
 from collections import Counter
@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from runtime.settings.check import faults
-from tests.helpers.damage.hostile import VALUES, Place, changed, compositions, places, program_of
+from tests.helpers.damage.hostile import (
+    VALUES,
+    Place,
+    at,
+    changed,
+    compositions,
+    places,
+    program_of,
+)
 from tests.helpers.programs.programs import GREEDY, SPLITS, base, run
 
 MOST = 2
@@ -29,9 +37,14 @@ LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=hub")
 
 def taken(program: str) -> Iterator[tuple[Place, Any]]:
     settings = program_of(program).settings
-    composed = [found.values() for _, found in compositions(program)]
+    composed, seen = [found.values() for _, found in compositions(program)], set()
     for place in places(program):
         here = composed[place.composition]
+        above, _, name = place.key.rpartition(".")
+        owner = at(here, above).get("_target_", above)
+        if (owner, name) in seen:  # a setting of a class that many methods have
+            continue
+        seen.add((owner, name))
         right = lambda value: not [*faults(settings, changed(here, place.key, value))]  # noqa: E731
         values = list(filter(right, VALUES))
         for value in values[:: max(1, len(values) // MOST)][:MOST]:
