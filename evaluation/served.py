@@ -207,7 +207,7 @@ def predictions(
     found = {}
     for name, (rule, longest) in known.items():
         gamma = min(longest, harvest.gamma)
-        _, steps = Replayer(rounds, gamma).walk(rule.policy(rounds), setting_of(rule))
+        _, steps = Replayer(rounds, gamma).walk(rule.policy(rounds), setting_of(rule), first=1)
         drafts = sum(step.live & (step.drafted > 0) for step in steps)
         reached = (sum(step.live & (step.accepted > n) for step in steps) for n in range(gamma))
         every = [ratio_of(np.asarray(each, float), np.asarray(drafts, float)) for each in reached]

@@ -148,13 +148,15 @@ class Replayer:
         return visits[:, :positions] * self._inside
 
     def walk(
-        self, policy: Policy, threshold: float, seed: int = 0
+        self, policy: Policy, threshold: float, seed: int = 0, first: int = 0
     ) -> tuple[dict[str, Array], list[Step]]:
         """Walk one path per response; return its counts, and the rounds of all responses together.
-        seed: of random verdicts."""
+        seed: of random verdicts; first: position of the first round (1: the prompt's forward gives
+        the first token)."""
         accepted = self.table.accepted if self.table.greedy else self._verdicts(seed)
         batch, rows = len(accepted), np.arange(len(accepted))
-        start, live, steps = np.zeros(batch, np.int64), np.ones(batch, bool), list[Step]()
+        live, steps = self.table.length > first, list[Step]()
+        start = np.where(live, first, 0)
         level = np.full(batch, float(threshold))
         state = policy.adaptive.first_state(level) if policy.adaptive else (level,)
         names = ("draft_forwards", "drafted", "questions", "accepted")
