@@ -17,9 +17,11 @@ from data_gen.requests import Request
 from data_gen.storage.dataset import Harvest
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
+from decoding.proposer import read_proposer
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.fixed import Fixed
+from decoding.structures.chain import Chain
 from decoding.trace import Trace
 from evaluation import methods, table
 from evaluation.decode import Journal, alternating, file_hashes, journal_path, request_seed
@@ -33,7 +35,7 @@ from evaluation.table import markdown, ratio_of, with_interval
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD, Estimate
-from runtime.json_files import read_object, write_checksummed
+from runtime.json_files import write_checksummed
 from runtime.text import printable
 
 MARKER = "served.json"
@@ -208,6 +210,8 @@ def predictions(
     for name, (rule, longest) in known.items():
         gamma = min(longest, harvest.gamma)
         _, steps = Replayer(rounds, gamma).walk(rule.policy(rounds), setting_of(rule), first=1)
+        if not steps:  # responses of one token
+            continue
         drafts = sum(step.live & (step.drafted > 0) for step in steps)
         reached = (sum(step.live & (step.accepted > n) for step in steps) for n in range(gamma))
         every = [ratio_of(np.asarray(each, float), np.asarray(drafts, float)) for each in reached]
@@ -226,14 +230,13 @@ def replayed(method: Method, pair: DictConfig) -> tuple[TunableRule, int] | None
         return None if pair.get("assistant") else (Fixed(longest), longest)
     if engine.proposer is None:
         return None
-    again = "Write it: python scripts/export.py serving=vllm thresholds=..."
-    settings = read_object(Path(engine.proposer).expanduser(), "engine.proposer", again)
-    structure, stop = settings["structure"], instantiate(settings["stop"])
-    same = Path(settings["draft"]).expanduser() == Path(pair.draft).expanduser().absolute()
-    alone = same and structure["_target_"].endswith(".Chain") and not settings["adaptive"]
-    if not (alone and isinstance(stop, TunableRule)):
+    file = read_proposer(engine.proposer, "engine.proposer")
+    structure, draft = file.made_structure(), Path(file.draft).expanduser()
+    same = draft == Path(pair.draft).expanduser().absolute()
+    if not same or type(structure) is not Chain or file.adaptive:
         return None
-    return stop, min(longest, structure["gamma_max"])
+    stop = file.made_stop()
+    return (stop, min(longest, structure.gamma_max)) if isinstance(stop, TunableRule) else None
 
 
 # Outputs ------------------------------------------------------------------------------------------

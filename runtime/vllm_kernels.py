@@ -10,6 +10,8 @@ import sys
 import torch
 from torch import Tensor
 
+from runtime.errors import UserError
+
 KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
 
 
@@ -29,20 +31,35 @@ def expanded(
 
 
 def mend() -> None:
-    """Replace the kernel on a CPU if it does not write its result."""
+    """Replace the kernel on a CPU if it does not write its result. Raises UserError where this
+    vLLM has it elsewhere."""
     if importlib.util.find_spec("vllm") is None:
         return
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return
-    from vllm.triton_utils.dispatcher import register_kernels
+    try:
+        if not _right():
+            from vllm.triton_utils.dispatcher import register_kernels
+
+            register_kernels({KERNEL: expanded})
+            print("note: vLLM's CPU build samples wrongly with drafts; mended", file=sys.stderr)
+        if _right():
+            return
+    except (ImportError, TypeError):
+        pass
+    raise UserError(
+        "vllm: whether its CPU build samples rightly with drafts cannot be checked or mended in"
+        " this version (issue 55005). Take 0.32.0, which was"
+    )
+
+
+def _right() -> bool:
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
     given, ends = torch.tensor([0.25, 0.75]), torch.tensor([3, 8], dtype=torch.int32)
-    if expand_batch_to_tokens(given, ends, 8).tolist() != [0.25] * 3 + [0.75] * 5:
-        register_kernels({KERNEL: expanded})
-        print("note: vLLM's CPU build samples wrongly with drafts; mended", file=sys.stderr)
+    return bool(expand_batch_to_tokens(given, ends, 8).tolist() == [0.25] * 3 + [0.75] * 5)
 
 
 mend()

@@ -44,7 +44,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            start_new_session=True,
+            process_group=0,  # in our session: if we are killed, a stopped one is ended by SIGHUP
         )
         self.end = weakref.finalize(self, _ended, self._process, self._log)
         print("note: vLLM starts, which takes a minute or two", file=sys.stderr)
@@ -74,8 +74,8 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = Path(self._log.name).read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "Error: " in line] or lines[-1:] or ["without a word"]
-        return errors[0].strip()  # the cause; what it caused comes after
+        errors = [line for line in lines if "Error: " in line and "root cause" not in line]
+        return (errors or lines or ["without a word"])[-1].strip()
 
 
 def _ended(process: subprocess.Popen[str], log: IO[bytes]) -> None:

@@ -33,8 +33,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import Tensor
 
 from decoding.draft import RoundContext, Verdict, no_embedding
@@ -45,34 +43,18 @@ from decoding.models.eagle.draft import GivenStates
 from decoding.models.loading import load_draft_alone
 from decoding.models.together import Together
 from decoding.pair import pair_settings
+from decoding.proposer import read_proposer
 from decoding.sampling import Warp
 from decoding.trace import Stopwatch
 from runtime.errors import UserError
-from runtime.json_files import OpenForm, read_json
-from runtime.settings.check import part
 
 KEY = "draftpredict"  # of vLLM's --additional-config
 CHECKED = "0.32.0"
-RULES = "decoding.stopping."
-STRUCTURES = "decoding.structures."
 GREEDY = Warp(temperature=0)
 FORGETS = 0.99  # what a step counts after the next
 LEAST = 5  # steps that say something
 FEW, TRIAL, REST = 2, 4, 128  # tokens; steps of a trial, and between the first ones
 UNLIKELY = 0  # a token that hardly any text has
-
-
-class Settings(OpenForm):
-    """The file that configures a proposer. draft: its folder; structure, stop: as in `conf/`;
-    adaptive: whether a `Bound` says how much is drafted."""
-
-    version = ("format_version", 1)
-    format_version: int
-    draft: str
-    dtype: str
-    structure: dict[str, Any]
-    stop: dict[str, Any]
-    adaptive: bool
 
 
 class Watch:
@@ -395,10 +377,7 @@ class Proposer:
                 f"additional_config.{KEY}: expected the file that export.py serving=vllm has"
                 f' written, got {given!r}. Give --additional-config \'{{"{KEY}": "<file>"}}\''
             )
-        remedy = "Write it again: python scripts/export.py serving=vllm"
-        settings: Any = read_json(
-            Path(given).expanduser(), Settings, f"additional_config.{KEY}", remedy
-        )
+        settings = read_proposer(given, f"additional_config.{KEY}")
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         eos_ids, config = end_tokens(model), model.hf_text_config
         pair = pair_settings(target=model.tokenizer, draft=settings.draft, dtype=settings.dtype)
@@ -415,8 +394,8 @@ class Proposer:
         self._parts = Parts(
             fresh,
             together,
-            made(settings.structure, "structure", STRUCTURES),
-            made(settings.stop, "stop", RULES),
+            settings.made_structure(),
+            settings.made_stop(),
             speculative.num_speculative_tokens,
             model.max_model_len,
             eos_ids,
@@ -463,30 +442,6 @@ class Rows:
         """Return the tokens of each request."""
         count = int(self._file.read_text())
         return [[UNLIKELY] * count if sampled else [] for sampled in sampled_token_ids]
-
-
-def made(settings: Mapping[str, Any], key: str, package: str) -> Any:
-    """Make a stop rule or a structure. Raises UserError for classes of other packages and settings
-    that they do not have."""
-    again = "Write the file again: python scripts/export.py serving=vllm"
-    for each in parts_of(settings):
-        if not str(each.get("_target_")).startswith(package):
-            got = each.get("_target_")
-            raise UserError(f"{key}: expected classes of {package[:-1]}, got {got!r}. {again}")
-    if fault := next(part(settings, key), None):
-        raise UserError(str(fault._replace(remedy=fault.remedy or again)))
-    try:
-        return instantiate(settings)
-    except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        raise
-
-
-def parts_of(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return these settings and all inside of them."""
-    inside = [each for each in settings.values() if isinstance(each, Mapping)]
-    return [settings, *(part for each in inside for part in parts_of(each))]
 
 
 def end_tokens(model: Any) -> frozenset[int]:

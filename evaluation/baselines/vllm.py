@@ -102,7 +102,11 @@ def served(
 
 
 def started(
-    models: Mapping[str, Any], python: Path, speculation: Any, proposer: Path | None, requests: int
+    models: Mapping[str, Any],
+    python: Path,
+    speculation: Any,  # `Speculation`, as composed
+    proposer: Path | None,
+    requests: int,
 ) -> Worker:
     arguments = arguments_of(models, requests)
     if speculation is not None:

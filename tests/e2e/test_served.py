@@ -41,6 +41,28 @@ def test_speeds_outputs_and_acceptance(asked: list[str], tmp_path: Path) -> None
     assert list(tmp_path.glob(".*.resume")) == []
 
 
+def test_nothing_is_predicted_of_single_tokens(asked: list[str], tmp_path: Path) -> None:
+    run(served, *asked, "methods=[vllm_draft]", "data=data/greedy", "max_new_tokens=1")
+    assert json.loads((tmp_path / "out/served.json").read_text())["predicted"] == {}
+
+
+def test_the_file_of_a_proposer_is_checked_before_anything_of_it_is_made(
+    asked: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "proposer.json"
+    given = [*asked, "methods=[vllm_proposer]", "data=data/greedy"]
+    given.append(f"method.vllm_proposer.engine.proposer={file}")
+    facts = {"format_version": 1, "draft": "draft", "dtype": "float32", "adaptive": False}
+    shell = {"_target_": "os.system", "command": f"touch {tmp_path / 'made'}"}
+    file.write_text(json.dumps(facts | {"structure": shell, "stop": shell}))
+    assert "structure: expected classes of decoding.structures, got 'os.system'" in refused(
+        served, *given
+    )
+    file.write_text(json.dumps(facts))
+    assert "engine.proposer" in refused(served, *given)
+    assert not (tmp_path / "made").exists()
+
+
 def test_refusals(asked: list[str]) -> None:
     wrong = refused(served, *asked, "methods=[custom]", "engine=serial")
     assert "methods: expected engines that decode many requests at once, got custom" in wrong

@@ -1,5 +1,6 @@
 """What a description takes, the program can be run with: it ends well, or in one line that says
-what is wrong with it. Every key of four programs, once for each class, up to `MOST` values each."""
+what is wrong with it. Every key of four programs, up to `MOST` values each; the settings of a class
+that many methods have are tried in one of them."""
 
 import shutil
 from collections import Counter
@@ -41,10 +42,10 @@ def taken(program: str) -> Iterator[tuple[Place, Any]]:
     for place in places(program):
         here = composed[place.composition]
         above, _, name = place.key.rpartition(".")
-        owner = at(here, above).get("_target_", above)
-        if (owner, name) in seen:  # a setting of a class that many methods have
+        setting = at(here, above).get("_target_", place), name
+        if setting in seen:
             continue
-        seen.add((owner, name))
+        seen.add(setting)
         right = lambda value: not [*faults(settings, changed(here, place.key, value))]  # noqa: E731
         values = list(filter(right, VALUES))
         for value in values[:: max(1, len(values) // MOST)][:MOST]:
