@@ -3,7 +3,8 @@ the stop rule and structure that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +35,32 @@ class ProposerFile(OpenForm):
 
     def made_structure(self) -> DraftStructure:
         """Make the structure. Raises UserError."""
-        made: DraftStructure = _made(self.structure, "structure", STRUCTURES)
+        made: DraftStructure = _made(self.structure, "structure", STRUCTURES, DraftStructure)
         return made
 
     def made_stop(self) -> StopRule:
         """Make the stop rule, with its predictor. Raises UserError."""
-        made: StopRule = _made(self.stop, "stop", RULES)
+        made: StopRule = _made(self.stop, "stop", RULES, StopRule)
         return made
 
 
 def read_proposer(path: str, key: str) -> ProposerFile:
     """Read such a file. Raises UserError naming `key`."""
-    return read_json(Path(path).expanduser(), ProposerFile, key, AGAIN)
+    file = read_json(Path(path).expanduser(), ProposerFile, key, AGAIN)
+    if "${" in str(file.written):
+        raise UserError(f"{key}: expected plain values, got an interpolation in {path}. {AGAIN}")
+    return file
 
 
-def _made(settings: Mapping[str, Any], key: str, package: str) -> Any:
-    """Make a stop rule or a structure. Raises UserError for classes of other packages and settings
-    that they do not have."""
+def _made(settings: Mapping[str, Any], key: str, package: str, kind: type) -> Any:
+    """Make a stop rule or a structure. Raises UserError for anything but classes of that package,
+    wherever it stands in `settings`, and for settings that they do not have."""
     for each in _parts_of(settings):
-        if not str(each.get("_target_")).startswith(package):
-            got = each.get("_target_")
-            raise UserError(f"{key}: expected classes of {package[:-1]}, got {got!r}. {AGAIN}")
+        name = str(each.get("_target_"))
+        if not (name.startswith(package) and isinstance(_named(name), type)):
+            raise UserError(f"{key}: expected classes of {package[:-1]}, got {name!r}. {AGAIN}")
+    if kind not in getattr(_named(settings["_target_"]), "__mro__", ()) or "_partial_" in settings:
+        raise UserError(f"{key}: expected a {kind.__name__}, got {dict(settings)}. {AGAIN}")
     if fault := next(part(settings, key), None):
         raise UserError(str(fault._replace(remedy=fault.remedy or AGAIN)))
     try:
@@ -65,7 +71,20 @@ def _made(settings: Mapping[str, Any], key: str, package: str) -> Any:
         raise
 
 
-def _parts_of(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return these settings and all inside of them."""
-    inside = [each for each in settings.values() if isinstance(each, Mapping)]
-    return [settings, *(part for each in inside for part in _parts_of(each))]
+def _named(target: str) -> Any:
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _parts_of(settings: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield these settings and all inside of them."""
+    if isinstance(settings, Mapping):
+        yield settings
+        settings = settings.values()
+    elif not isinstance(settings, list):
+        return
+    for inner in settings:
+        yield from _parts_of(inner)

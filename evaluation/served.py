@@ -223,7 +223,7 @@ def replayed(method: Method, pair: DictConfig) -> tuple[TunableRule, int] | None
     """Return the stop rule and the longest draft of a method whose drafts are those of the pair's
     draft model alone, under one rule; else None."""
     engine = method.settings.engine
-    if not engine.speculation:
+    if not engine.get("speculation"):
         return None
     longest = int(engine.speculation.num_speculative_tokens)
     if engine.speculation.method == "draft_model":

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,9 +56,10 @@ class Worker:
     ) -> dict[str, Any]:
         """Return what became of these prompts, decoded at once. sampling: of `SamplingParams`."""
         assert self._process.stdin is not None
-        os.killpg(self._process.pid, signal.SIGCONT)
         asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        with suppress(ProcessLookupError, BrokenPipeError):  # it has ended: `_read` says so
+            os.killpg(self._process.pid, signal.SIGCONT)
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
         return self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -80,11 +82,10 @@ class Worker:
 
 def _ended(process: subprocess.Popen[str], log: IO[bytes]) -> None:
     """End a worker and what it has started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
     for stream in (process.stdin, process.stdout, log):
         if stream is not None:
-            stream.close()
+            with suppress(BrokenPipeError):  # a question that it has not read
+                stream.close()

@@ -54,6 +54,7 @@ GREEDY = Warp(temperature=0)
 FORGETS = 0.99  # what a step counts after the next
 LEAST = 5  # steps that say something
 FEW, TRIAL, REST = 2, 4, 128  # tokens; steps of a trial, and between the first ones
+KEPT = 4  # caches of requests that have ended, for the next ones
 UNLIKELY = 0  # a token that hardly any text has
 
 
@@ -111,9 +112,13 @@ class Request:
     def begins(self, text: np.ndarray) -> bool:
         return len(self.text) <= len(text) and np.array_equal(self.text, text[: len(self.text)])
 
-    def take(self, text: np.ndarray) -> None:
-        """Note what came of the last draft, and go on with `text`, which the old one begins."""
+    def take(self, text: np.ndarray, sampled: int) -> None:
+        """Note what came of the last draft, and go on with `text`, which the old one begins.
+        sampled: its tokens of this step; where it has grown by others, too, it is another request,
+        which begins as the old one ended (the next turn of a conversation)."""
         new, accepted = text[len(self.text) :].tolist(), 0
+        if len(new) > sampled:
+            self.rounds, self.verdicts, self.draft = 0, [], []
         while accepted < min(len(self.draft), len(new)) and self.draft[accepted] == new[accepted]:
             accepted += 1
         if new and self.rounds:
@@ -131,7 +136,8 @@ class Request:
         """Return at most `room` tokens."""
         hidden = None
         if parts.stop.target_layers and len(self.target.states) >= self.target.length > 0:
-            hidden = self.target.states[self.target.length - 1, parts.rows].float()
+            columns = parts.columns(parts.stop.target_layers)
+            hidden = self.target.states[self.target.length - 1, columns].float()
         context = RoundContext(
             torch.from_numpy(self.text).long(),
             max_new=room + 1,
@@ -159,8 +165,9 @@ class Parts:
     fresh: makes a draft model with a cache of its own, which reads the given states and whose
         forwards are those of `together`
     length: most draft tokens; context: most tokens of a text
-    layers: of the target, whose states are watched besides the last (0: the embeddings)
+    layers: of the target, whose states the draft reads besides the last (0: the embeddings)
     depth: hidden states that the target has, one more than layers
+    vocab: token ids that the draft knows are below; a text with another one gets no draft
     embed: the target's input embedding [E] of a token
     schedule: `length` by requests at once, as (fewest, most, length), rising; beyond the last range
         its length holds; none: `length` always"""
@@ -174,6 +181,7 @@ class Parts:
     eos_ids: frozenset[int] = frozenset()
     layers: Sequence[int] = ()
     depth: int = 1
+    vocab: int = sys.maxsize
     embed: Callable[[int], Tensor] = no_embedding
     schedule: Sequence[Sequence[int]] = ()
 
@@ -189,14 +197,28 @@ class Parts:
                 "structure: expected a chain, which vLLM verifies, got"
                 f" {type(self.structure).__name__}. Take chain or sources"
             )
-        wanted = {layer % self.depth for layer in self.stop.target_layers} - {self.depth - 1}
-        self.layers = sorted({*self.layers, *wanted})
+        if self.structure.target_layers:
+            raise UserError(
+                "structure: expected one that asks a stop rule, got"
+                f" {type(self.structure).__name__} with a predictor of its own. Take chain or"
+                " sources, and stop=value"
+            )
+        if getattr(self.stop, "trained_age", 0):
+            raise UserError(
+                "stop.checkpoint: it predicts the round after the next, for drafts that grow"
+                " meanwhile. Train one with predictor.age=0"
+            )
 
     @property
-    def rows(self) -> list[int]:
-        """Return where the states that the stop rule reads are among those that are watched."""
-        order = [*self.layers, self.depth - 1]
-        return [order.index(layer % self.depth) for layer in self.stop.target_layers]
+    def watched(self) -> list[int]:
+        """Return the layers whose states somebody reads, besides the last."""
+        wanted = {layer % self.depth for layer in (*self.layers, *self.stop.target_layers)}
+        return sorted(wanted - {self.depth - 1})
+
+    def columns(self, layers: Sequence[int]) -> list[int]:
+        """Return where the states of these layers are among those that are watched."""
+        order = [*self.watched, self.depth - 1]
+        return [order.index(layer % self.depth) for layer in layers]
 
 
 @dataclass
@@ -312,9 +334,9 @@ class Drafter:
                 requests[row].target.write(*self._watch.of(row))
         drafting = [row for row in rows if len(sampled_token_ids[row])]
         for row in drafting:
-            requests[row].take(texts[row])
+            requests[row].take(texts[row], len(sampled_token_ids[row]))
         rooms = {row: min(longest, parts.context - 1 - len(texts[row])) for row in drafting}
-        drafting = [row for row in drafting if rooms[row] > 0]
+        drafting = [row for row in drafting if rooms[row] > 0 and texts[row].max() < parts.vocab]
         tasks = [partial(requests[row].propose, parts, rooms[row]) for row in drafting]
         drafts: list[list[int]] = [[] for _ in rows]
         for row, draft in zip(drafting, parts.together.run(tasks), strict=True):
@@ -335,7 +357,8 @@ class Drafter:
 
     def _matched(self, texts: Sequence[np.ndarray]) -> list[Request]:
         """Return the request of each text: that in the same row of the last step if its text begins
-        this one, else another that does, else a new one. The others have ended or were put off."""
+        this one, else another that does, the longest, else a new one. The others have ended or were
+        put off."""
         left = dict(enumerate(self._requests))
         requests: dict[int, Request] = {}
         for row, text in enumerate(texts):
@@ -343,22 +366,26 @@ class Drafter:
                 requests[row] = left.pop(row)
         for row, text in enumerate(texts):
             if row not in requests:
-                number = next((n for n, each in left.items() if each.begins(text)), None)
-                requests[row] = self._new() if number is None else left.pop(number)
-        self._free += left.values()
+                fitting = [n for n, each in left.items() if each.begins(text)]
+                number = max(fitting, key=lambda n: len(left[n].text), default=None)
+                requests[row] = self._new(text) if number is None else left.pop(number)
+        for ended in left.values():
+            ended.target.reset()
+        self._free = [*self._free, *left.values()][:KEPT]
         self._requests = [requests[row] for row in range(len(texts))]
         return self._requests
 
-    def _new(self) -> Request:
+    def _new(self, text: np.ndarray) -> Request:
         if self._free:
             old = self._free.pop()
             lm, stop, target = old.lm, old.stop, old.target
-            target.reset()
         else:
-            target = GivenStates()
-            lm, stop = self._parts.fresh(target), deepcopy(self._parts.stop)
+            parts = self._parts
+            target = GivenStates(parts.columns([*parts.layers, -1]))
+            predictor = getattr(parts.stop, "predictor", None)  # holds nothing of a request
+            lm, stop = parts.fresh(target), deepcopy(parts.stop, {id(predictor): predictor})
         lm.reset()
-        return Request(lm, stop, target, np.zeros(0, dtype=np.int64))
+        return Request(lm, stop, target, text.copy())
 
 
 class Proposer:
@@ -380,10 +407,10 @@ class Proposer:
         settings = read_proposer(given, f"additional_config.{KEY}")
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         eos_ids, config = end_tokens(model), model.hf_text_config
-        pair = pair_settings(target=model.tokenizer, draft=settings.draft, dtype=settings.dtype)
+        files = {"target": model.tokenizer, "draft": settings.draft, "dtype": settings.dtype}
+        pair = pair_settings(**files, max_length=model.max_model_len)
         read = GivenStates()
         lm = load_draft_alone(pair, config, eos_ids, read)
-        lm.max_length = min(lm.max_length, model.max_model_len)
         together = Together(lm.network)
 
         def fresh(target: GivenStates) -> CachedLM:
@@ -401,6 +428,7 @@ class Proposer:
             eos_ids,
             read.layers,
             config.num_hidden_layers + 1,
+            lm.vocab_size,
         )
         self._reads = lm.reads_target or bool(self._parts.stop.target_layers)
         named = "num_speculative_tokens_per_batch_size"
@@ -414,9 +442,12 @@ class Proposer:
         if not self._reads:
             return
         watch = Watch()
-        watch.begin(model, self._parts.layers)
+        watch.begin(model, self._parts.watched)
         self._drafter = Drafter(self._parts, watch, self._bound)
-        self._parts.embed = lambda token: model.embed_input_ids(torch.tensor([token]))[0].float()
+        device = next(model.parameters()).device
+        self._parts.embed = lambda token: (
+            model.embed_input_ids(torch.tensor([token], device=device))[0].float().cpu()
+        )
 
     def propose(
         self,

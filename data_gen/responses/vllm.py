@@ -19,6 +19,8 @@ from data_gen.responses.external import ExternalResponse, seed_of
 from data_gen.responses.log import open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
+from runtime.files import file_hash
+from runtime.json_files import digest
 from runtime.settings.kinds import Count, Path, Text
 from runtime.vllm_process import Worker
 
@@ -47,7 +49,10 @@ class Vllm:
             "top_k": warp.top_k,
             "max_tokens": most,
         }
-        fields = {"engine": "vllm", "dtype": self.dtype, "seed": settings.seed, **sampling}
+        files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        model = digest({path.name: file_hash(path) for path in files if path.is_file()})
+        fields = {"engine": "vllm", "model": model, "dtype": self.dtype, "seed": settings.seed}
+        fields |= sampling
         with open_log(out, fields) as log:
             missing = log.missing(list(prompts))
             if missing and not ask:

@@ -230,6 +230,10 @@ class CachedLM:
         reads."""
         self._recorded = [*layers, -1]
 
+    def recorded(self, rows: list[int] | slice) -> Tensor:
+        """Return the states of these cached rows, [n, len(layers) + 1, H]."""
+        return self.states[rows]
+
     def compute(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> tuple[Tensor, list[Tensor], Tensor | None]:

@@ -137,6 +137,12 @@ def arguments_of(models: Mapping[str, Any], requests: int) -> dict[str, Any]:
     }
 
 
+def rising(key: str, values: Sequence[int]) -> list[int]:
+    if not values or list(values) != sorted(set(values)):
+        raise UserError(f"{key}: expected rising numbers, got {list(values)}. Write e.g. [1,2,4,8]")
+    return list(values)
+
+
 @cache
 def _worker(python: str, arguments: str) -> Worker:
     """Return the worker of these arguments: the engines of a run share them."""
@@ -165,7 +171,9 @@ def measured_batches(
     tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
     texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]
     greedy = {"temperature": 0.0, "ignore_eos": True}
-    sizes, longest, between = list(requests or [1]), max(gammas), sorted(gammas)[len(gammas) // 2]
+    sizes = rising("batch_cost.requests", requests or [1])
+    gammas = rising("batch_cost.gammas", gammas)
+    longest, between = gammas[-1], gammas[len(gammas) // 2]
 
     def timed(name: str | None, **more: Any) -> Worker:
         config: dict[str, Any] = {}

@@ -27,6 +27,7 @@ class Vllm:
     ]
     rule: Annotated[Text | None, "the rule among the thresholds; null: the one that is advised"]
     checkpoint: Annotated[Path | None, "folder of the predictor that the rule asks; null: none"]
+    python: Annotated[Path, "the Python that vLLM is installed for, for the command to paste"]
     copies: Annotated[bool, "whether the text is copied where it repeats itself"]
     adaptive: Annotated[
         bool, "whether drafts are bounded by the speed that is measured with so many requests"
@@ -35,18 +36,21 @@ class Vllm:
     def export(self, given: Given) -> Export:
         made, schedule = Export("vllm 0.33.0"), given.schedule
         longest = schedule.longest if schedule else given.gamma
-        proposer = self._proposer(given, made)
+        proposer = None if longest == 0 else self._proposer(given, made)
         if proposer:
             made.checked = "vllm 0.32.0"
             made.add_json(PROPOSER, proposer)
-            longest = longest or proposer["structure"]["gamma_max"]
+            most = proposer["structure"]["gamma_max"]
+            if longest is not None and longest > most:
+                made.left_out.append(f"schedule: drafts are at most {most} long, as tuned")
+            longest = min(longest or most, most)
         draft = {"method": self.method, "model": given.draft}
         if proposer:
             draft = {"method": "custom_class", "model": "serving.vllm.Proposer"}
         if longest:
             config: dict[str, Any] = {**draft, "num_speculative_tokens": longest}
             if schedule is not None:
-                ranges = [list(part) for part in schedule.ranges]
+                ranges = [[low, high, min(size, longest)] for low, high, size in schedule.ranges]
                 config["num_speculative_tokens_per_batch_size"] = ranges
             made.add_json(CONFIG, config)
             if given.calibration is not None:
@@ -62,7 +66,7 @@ class Vllm:
                 made.add_json(SYNTHETIC, synthetic)
         serve, more = "vllm serve", ""
         if proposer:  # which the wheel for CPUs starts so alone
-            serve = "python -m vllm.entrypoints.openai.api_server --model"
+            serve = f"{self.python} -m vllm.entrypoints.openai.api_server --model"
             file = pathlib.Path(given.folder).absolute() / PROPOSER  # wherever vLLM is started
             named = json.dumps({"draftpredict": str(file)})
             more = f" --additional-config {quote(named)}"
@@ -73,9 +77,9 @@ class Vllm:
             if name != PROPOSER
         ]
         if longest == 0:
-            made.left_out = [
+            made.left_out.append(
                 "schedule: nothing is drafted at any batch size. Serve without a draft"
-            ]
+            )
         made.left_out += given.left_out(
             calibration="vLLM reads no temperatures. What is the same at every position can"
             " be multiplied into the head of a DSpark checkpoint",

@@ -23,7 +23,7 @@ from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
 from runtime.errors import UserError
-from serving.vllm import Bound, Drafter, Parts, Proposer
+from serving.vllm import KEPT, Bound, Drafter, Parts, Proposer
 from tests.contract.engines import PROMPT, STOP_CASES, stop_rule, toy_pair
 from tests.contract.enumeration import autoregressive_distribution, distribution_of, largest_error
 from tests.helpers.models.tiny_pair import save_tiny_pair
@@ -31,6 +31,7 @@ from tests.helpers.models.tiny_pair import save_tiny_pair
 STRUCTURES = {"chain": Chain(2), "sources": Sources(2, 2, 1, 1)}
 VOCAB, LENGTH = 3, 3
 TREE = {"_target_": "decoding.structures.static_tree.WidthTree", "widths": [2]}
+LOOKUP, COPIES = "decoding.structures.lookup.following", "decoding.structures.lookup.Copies"
 VALUE = "decoding.stopping.value.ValueStop"
 
 
@@ -151,6 +152,55 @@ def test_a_draft_depends_on_its_text_alone(tmp_path: Path) -> None:
     assert most > 2 and len(made) <= most + 1
 
 
+def test_one_that_begins_as_an_ended_one_did_starts_anew(tmp_path: Path) -> None:
+    """The next turn of a conversation."""
+    drafter = drafter_of(tiny_draft(tmp_path), [])
+    drafter.propose([[6]], *tokens_of([[4, 5, 6]]))
+    (request,) = drafter._requests
+    drafter.propose([[7]], *tokens_of([[4, 5, 6, 7]]))
+    assert (request.rounds, len(request.verdicts)) == (2, 1)
+    drafter.propose([[9]], *tokens_of([[4, 5, 6, 7, 8, 9]]))
+    assert drafter._requests == [request] and (request.rounds, request.verdicts) == (1, [])
+
+
+def test_one_that_takes_the_row_of_an_aborted_one_keeps_its_cache(tmp_path: Path) -> None:
+    drafter = drafter_of(tiny_draft(tmp_path), [])
+    drafter.propose([[], [6]], *tokens_of([[9, 8], [4, 5, 6]]))  # the first is still read
+    going = drafter._requests[1]
+    drafter.propose([[7]], *tokens_of([[4, 5, 6, 7]]))
+    assert drafter._requests == [going]
+
+
+def test_a_text_with_a_token_that_the_draft_does_not_know_gets_none(tmp_path: Path) -> None:
+    drafter = drafter_of(tiny_draft(tmp_path), [])
+    drafter._parts.vocab = 8
+    drafts = drafter.propose([[6], [6]], *tokens_of([[4, 8, 6], [4, 5, 6]]))
+    assert drafts[0] == [] and drafts[1]
+
+
+def test_few_caches_are_kept_of_requests_that_ended(tmp_path: Path) -> None:
+    made: list[CachedLM] = []
+    drafter = drafter_of(tiny_draft(tmp_path), made)
+    texts = [[number, 5, 6] for number in range(1, 13)]
+    for _ in range(2):
+        drafter.propose([[6]] * 12, *tokens_of(texts))
+        drafter.propose([[3]], *tokens_of([[2, 3]]))
+        assert len(drafter._free) <= KEPT
+    assert len(made) > 12
+
+
+def test_a_draft_and_a_rule_that_read_other_layers(tmp_path: Path) -> None:
+    """The draft gets its own, in its own order."""
+    rule = Confidence(0.0)
+    rule.target_layers = (-1, -2)
+    parts = Parts(Any, Together(Any), Chain(2), rule, 2, 99, layers=[3, 1], depth=5)
+    assert parts.watched == [1, 3]
+    states = GivenStates(parts.columns([*parts.layers, -1]))
+    states.write(0, torch.tensor([[[1.0], [3.0], [4.0]]]))
+    assert states.recorded([0]).tolist() == [[[3.0], [1.0], [4.0]]]
+    assert parts.columns(rule.target_layers) == [2, 1]
+
+
 def test_a_request_whose_text_is_that_of_another(tmp_path: Path) -> None:
     drafter = drafter_of(tiny_draft(tmp_path), [])
     texts = [[5, 6, 7], [5, 6, 7]]
@@ -244,6 +294,11 @@ def test_drafts_follow_a_schedule(folder: Path) -> None:
     [
         (lambda s: s.update(draft="/nowhere"), "/nowhere"),
         (lambda s: s["stop"].update(_target_="os.system"), "stop: expected classes of"),
+        (lambda s: s["stop"].update(threshold=[{"_target_": "os.system"}]), "stop: expected class"),
+        (lambda s: s.update(structure={"_target_": LOOKUP}), "structure: expected classes of"),
+        (lambda s: s.update(structure={"_target_": COPIES}), "structure: expected a DraftStruct"),
+        (lambda s: s["stop"].update(_partial_=True), "stop: expected a StopRule"),
+        (lambda s: s.update(draft="${oops}"), "interpolation"),
         (lambda s: s.pop("stop"), "stop"),
         (lambda s: s.update(format_version=9), "format version 9"),
         (lambda s: s["structure"].update(gamma_max="x"), "structure.gamma_max: expected"),

@@ -36,6 +36,7 @@ from runtime.errors import UserError
 MAPS = ("from_states", "from_own")
 FILE = "target_features.safetensors"  # beside a draft; makes it one that reads the target's states
 EPS = 1e-5
+Rows = list[int] | slice
 
 
 class Reader(Protocol):
@@ -102,11 +103,12 @@ class FeatureMaps:
 class GivenStates:
     """The states of a target that runs in another engine, which hands them over.
 
-    length: tokens it has verified; states: [positions, L + 1, H], as `CachedLM.record` keeps
-    them; layers: of the first L"""
+    length: tokens it has verified; states: [positions, K, H], as they were given; columns: those
+    among the K that a draft has asked for, in the order of `CachedLM.record`; layers: of all but
+    the last of these"""
 
-    def __init__(self) -> None:
-        self.layers = list[int]()
+    def __init__(self, columns: Sequence[int] = ()) -> None:
+        self.columns, self.layers = list(columns), list[int]()
         self.reset()
 
     def reset(self) -> None:
@@ -116,9 +118,13 @@ class GivenStates:
         self.layers = list(layers)
 
     def write(self, start: int, states: Tensor) -> None:
-        """Keep the states [n, L + 1, H] of the tokens from `start` on. Of those before that were
-        not given, zeros stand for them."""
+        """Keep the states [n, K, H] of the tokens from `start` on. Of those before that were not
+        given, zeros stand for them."""
         self.states = written(self.states, start, states)
+
+    def recorded(self, rows: Rows) -> Tensor:
+        """Return the states [n, L + 1, H] at these positions."""
+        return self.states[rows][:, self.columns]
 
 
 def read_maps(folder: Path, like: PreTrainedModel, target: PreTrainedConfig) -> FeatureMaps | None:
@@ -222,14 +228,14 @@ class EagleDraft(CachedLM):
         verified, first = self._target.length, before[0]
         chain = len(before) > 1 and before == list(range(first, first + len(before)))
         if chain and before[-1] < verified:  # tokens the target has seen, one after another
-            states = self._target.states[max(first, 0) : first + len(before)]
+            states = self._target.recorded(slice(max(first, 0), first + len(before)))
             added = self.maps.of_target(states)
             return F.pad(added, (0, 0, len(before) - len(added), 0))[None]
         if first < 0:
             width = self.model.config.get_text_config().hidden_size
             return torch.zeros(1, len(before), width, dtype=self.model.dtype, device=self.device)
         if all(row < verified for row in before):
-            return self.maps.of_target(self._target.states[before])[None]
+            return self.maps.of_target(self._target.recorded(before))[None]
         assert all(verified <= row < self.length for row in before), (
             "drafted rows come after those before them"
         )

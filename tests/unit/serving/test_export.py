@@ -105,7 +105,7 @@ def told(**changed: Any) -> Given:
 
 
 GOLDEN = Path(__file__).with_name("golden")
-VLLM_EXPORT = Vllm("eagle3", None, None, True, True)
+VLLM_EXPORT = Vllm("eagle3", None, None, "python", True, True)
 ENGINES: dict[str, Engine] = {
     "sglang": Sglang(0.001, "EAGLE3"),
     "vllm": VLLM_EXPORT,
@@ -341,7 +341,7 @@ def greedy(tmp_path: Path, **changed: Any) -> dict[str, Any]:
 
 def test_vllm_gets_a_proposer(tmp_path):
     def settings(rule: str | None, checkpoint: Path | None = None, copies: bool = False) -> Any:
-        made = Vllm("", rule, checkpoint, copies, True).export(greedy(tmp_path))
+        made = Vllm("", rule, checkpoint, "python", copies, True).export(greedy(tmp_path))
         config = json.loads(str(made.files["speculative_config.json"]))
         assert config["model"] == "serving.vllm.Proposer" and config["num_speculative_tokens"] == 3
         (line,) = made.launch
@@ -358,17 +358,35 @@ def test_vllm_gets_a_proposer(tmp_path):
 
 
 def test_vllm_gets_no_proposer(tmp_path):
-    refuses("serving.checkpoint", Vllm("", "hrad", None, True, True).export, greedy(tmp_path))
+    refuses(
+        "serving.checkpoint", Vllm("", "hrad", None, "python", True, True).export, greedy(tmp_path)
+    )
     write_checkpoint(tmp_path / "other", "hrad", columns("hrad", 4), gamma=5)
-    other = Vllm("", "hrad", tmp_path / "other", True, True)
+    other = Vllm("", "hrad", tmp_path / "other", "python", True, True)
     refuses("serving.checkpoint", other.export, greedy(tmp_path))
     for rule, changed, why in (
         ("confidence", {}, "no draft pays"),
         ("adaedl", {}, "none of their rules"),
         (None, {"draft_warp": {"temperature": 1.0}}, "sampled draft"),
     ):
-        made = Vllm("", rule, None, True, True).export(greedy(tmp_path, **changed))
+        made = Vllm("", rule, None, "python", True, True).export(greedy(tmp_path, **changed))
         assert "proposer.json" not in made.files and why in made.left_out[0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "written", "why"),
+    [
+        ({8: 0}, None, "nothing is drafted at any batch size"),
+        ({1: 12, 8: 2}, [[1, 1, 3], [2, 8, 2]], "drafts are at most 3 long"),
+    ],
+)
+def test_vllm_drafts_no_more_than_schedule_and_tuning_say(tmp_path, lengths, written, why):
+    given = replace(greedy(tmp_path), schedule=Schedule.at(lengths))
+    made = Vllm("", None, None, "python", True, True).export(given)
+    assert why in made.left_out[0] and ("proposer.json" in made.files) == (written is not None)
+    if written:
+        config = json.loads(str(made.files["speculative_config.json"]))
+        assert config["num_speculative_tokens_per_batch_size"] == written
 
 
 @pytest.mark.slow
