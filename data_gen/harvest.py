@@ -2,16 +2,17 @@
 are written as shards.
 
 The prompts, shortest first, are cut into chunks of one generation batch; a chunk is three shards
-(`data_gen.storage.chunks`) and the unit of resuming and of sharing work
-(`data_gen.storage.sharing`). The records depend on the plan only: a harvest that was interrupted,
-or made by several processes, equals any other, up to rounding where memory limits how many
-responses are labelled together (`data_gen.room`)."""
+(`data_gen.storage.chunks`) and the unit of resuming and of sharing work (`runtime.workers`). The
+records depend on the plan only: a harvest that was interrupted, or made by several processes,
+equals any other, up to rounding where memory limits how many responses are labelled together
+(`data_gen.room`)."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,20 @@ from torch import Tensor
 
 from data_gen.answers import Answer, read_answers, teacher_forced_answers, uniforms
 from data_gen.columns import may_merge
+from data_gen.prompts import Prompt
 from data_gen.records import Row, label
-from data_gen.requests import SPLIT_BY, Request
+from data_gen.requests import SPLIT_BY, Request, make_requests
+from data_gen.responses.external import ExternalResponse, with_responses
 from data_gen.room import Room, joined, room_of
 from data_gen.settings import HarvestSettings
 from data_gen.storage import shards
-from data_gen.storage.chunks import DATES, Marker, plan_id, save_chunk
-from data_gen.storage.sharing import ALONE, Worker, open_chunks
-from decoding.models.loading import ModelPair, pair_identity
+from data_gen.storage.chunks import DATES, Chunk, Marker, chunk_of, empty_chunk, plan_id
+from data_gen.storage.claim import unmade
+from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes
+from decoding.settings import Pair
+from runtime.errors import UserError
+from runtime.workers import LOCAL, Team
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,79 @@ class Progress:
         """Count a chunk that was made by an earlier run."""
         self.finished(marker.prompts, 0)
 
-    def elsewhere(self, marker: Marker) -> None:
-        """Count a chunk that was made by another process of this run."""
-        self.sampled(marker.tokens)
-        self.finished(marker.prompts, marker.tokens)
+    def elsewhere(self, chunk: Chunk) -> None:
+        """Count a chunk that another process has made."""
+        self.sampled(chunk.marker["tokens"])
+        self.finished(chunk.marker["prompts"], chunk.marker["tokens"])
+
+
+NO_PROGRESS = Progress()
+
+
+class Maker:
+    """What a process of a harvest holds: both models, and the prompts of all chunks."""
+
+    def __init__(
+        self, pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
+    ) -> None:
+        self.pair, self.requests, self.settings = pair, requests, settings
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        return plan(self.pair, self.requests, self.settings)
+
+    @cached_property
+    def batches(self) -> list[list[Request]]:
+        return split_into_chunks(self.requests, self.settings.batch_size)
+
+    @cached_property
+    def room(self) -> Room:
+        return room_of(self.pair, self.requests, self.settings)
+
+    def facts(self, _: None) -> tuple[dict[str, Any], int]:
+        """Return the plan, and the number of tokens of external responses."""
+        given = (request.response for request in self.requests)
+        return self.plan, sum(len(response) for response in given if response is not None)
+
+    def chunk(self, index: int, progress: Progress = NO_PROGRESS) -> Chunk:
+        """Make a chunk. Raises UserError when a model returns NaN."""
+        with outputs_on(self.pair, self.pair.target.device):
+            rows = label_chunk(self.pair, self.batches[index], self.settings, progress, self.room)
+        return chunk_of(plan_id(self.plan), index, rows)
+
+
+def maker_of(
+    files: Pair,
+    prompts: Sequence[Prompt],
+    given: Mapping[str, ExternalResponse] | None,
+    settings: HarvestSettings,
+    shares: tuple[float, float],
+) -> Maker:
+    """Load a pair for prompts and their external responses, if any. shares: of the splits
+    "calibration" and "test". Raises UserError."""
+    pair = load_pair(files)
+    pair.draft.refuse_missing(settings.layers.draft_layers)
+    pair.target.refuse_missing(settings.layers.target_layers)
+    requests = make_requests(prompts, pair, settings.max_new_tokens + settings.gamma, *shares)
+    return Maker(pair, with_responses(requests, given, pair, settings.max_new_tokens), settings)
+
+
+def make_chunks(team: Team, whole: dict[str, Any], out: Path, progress: Progress) -> None:
+    """Write every chunk of the dataset in `out` that is not there yet. whole: its `plan`; progress:
+    told of chunks that earlier runs and other processes have made.
+
+    Raises UserError when `out` holds a dataset made with other settings."""
+    make = Maker.chunk if team.remote else partial(Maker.chunk, progress=progress)
+    for index, made in team.map(make, unmade(out, whole, progress.earlier)):
+        chunk = made or empty_chunk(plan_id(whole), index)
+        if chunk.marker["plan"] != plan_id(whole):
+            raise UserError(
+                "workers: expected the same models, files and packages on every node, got another"
+                f" plan of chunk {index}. Install the same everywhere"
+            )
+        chunk.save(out)
+        if team.remote:
+            progress.elsewhere(chunk)
 
 
 def harvest(
@@ -55,20 +130,14 @@ def harvest(
     settings: HarvestSettings,
     out: Path,
     progress: Progress,
-    worker: Worker = ALONE,
 ) -> None:
-    """Write every chunk of the dataset in `out` that is not there yet, together with other
-    processes that do the same.
+    """Write, in this process, every chunk of the dataset in `out` that is not there yet.
 
     Raises UserError when `out` holds a dataset made with other settings, or when a model returns
     NaN."""
-    whole = plan(pair, requests, settings)
-    batches = split_into_chunks(requests, settings.batch_size)
-    with outputs_on(pair, pair.target.device):
-        room = room_of(pair, requests, settings)
-        for index in open_chunks(out, whole, worker, progress.earlier, progress.elsewhere):
-            rows = label_chunk(pair, batches[index], settings, progress, room)
-            save_chunk(out, plan_id(whole), index, rows)
+    maker = Maker(pair, requests, settings)
+    with LOCAL.team(lambda: maker) as team:
+        make_chunks(team, maker.plan, out, progress)
 
 
 @contextmanager

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import sys
 import unicodedata
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.prompt import select
@@ -33,6 +37,39 @@ class Request:
     split: str
     response: Tensor | None = None
     date: str | None = None
+
+
+def fitted(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, room: int, day: str | None = None
+) -> tuple[list[Prompt], Counter[str]]:
+    """Return the prompts, of those with more than `room` tokens what their `too_long` says, and how
+    many were left out ("skip") and cut ("cut"): as much is kept of the beginning of their text as
+    fits. "error": they stay, to be refused by name. day: that a chat template reads.
+
+    Raises UserError if none is left."""
+    kept, counts = list[Prompt](), Counter[str]()
+    for prompt in prompts:
+
+        def tokens(characters: int, prompt: Prompt = prompt) -> int:
+            part = replace(prompt, text=prompt.text[:characters], date=day)
+            return len(prompt_ids(part, tokenizer, sys.maxsize))
+
+        what, size = prompt.too_long, len(prompt.text)
+        if what == "error" or tokens(size) <= room:
+            kept.append(prompt)
+            continue
+        if what == "cut":
+            size = bisect_right(range(1, size), room, key=tokens)
+            while size and tokens(size) > room:  # a longer text may have fewer tokens
+                size -= 1
+            kept += [replace(prompt, text=prompt.text[:size])] if size else []
+        counts["cut" if what == "cut" and size else "skip"] += 1
+    if not kept:
+        raise UserError(
+            f"dataset.too_long: none of {len(prompts)} prompts has {room} tokens or fewer. Raise"
+            " pair.max_length, or ask for shorter responses"
+        )
+    return kept, counts
 
 
 def make_requests(
@@ -75,6 +112,8 @@ def requests_of_split(
     Raises UserError for an unknown split, prompts that do not fit, and as `split_prompts`."""
     if split not in ("all", *SPLITS):
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
+    context = min(pair.target.max_length, pair.draft.max_length if drafted else sys.maxsize)
+    prompts, _ = fitted(prompts, pair.tokenizer, context - new_tokens)
     if split != "all":
         splits = split_prompts(prompts, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]

@@ -3,28 +3,25 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from data_gen.answers import Answer
-from data_gen.harvest import Progress, answers_of, outputs_on, plan, split_into_chunks
+from data_gen.harvest import Maker, Progress, answers_of, outputs_on
 from data_gen.prompts.prompt import spread
 from data_gen.records import Row, label
 from data_gen.requests import Request
 from data_gen.responses.log import NAME as ANSWERS
-from data_gen.room import joined, room_of
+from data_gen.room import Room, joined
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import small_splits, statistics, summary, surprisal, warning
 from data_gen.storage import chunks, shards
 from data_gen.storage.dataset import Harvest, verify
-from data_gen.storage.sharing import LOCK
-from decoding.models.loading import ModelPair
 from runtime.errors import UserError
 from runtime.job import as_called, command_line, shared_settings, versions_of
 from runtime.json_files import write_checksummed
@@ -32,7 +29,7 @@ from runtime.settings.groups import Splits
 from runtime.text import plural, printable
 
 PACKAGES = ("draftpredict", "torch", "transformers", "pyarrow")
-MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS, LOCK)  # mark a harvest, finished or in progress
+MARKS = (chunks.MANIFEST, chunks.PLAN, ANSWERS)  # mark a harvest, finished or in progress
 
 
 def report_faults(out: Path) -> None:
@@ -51,15 +48,12 @@ def report_faults(out: Path) -> None:
     print(f"content sha256 {manifest.content}")
 
 
-def progress_bar(
-    requests: Sequence[Request], settings: HarvestSettings, shown: bool
-) -> tuple[tqdm, Progress]:
+def progress_bar(prompts: int, settings: HarvestSettings) -> tuple[tqdm, Progress]:
     """Return a bar that counts response tokens, and the callbacks that move it. Its total, at most
     `max_new_tokens` per prompt, shrinks with short answers and with those of earlier runs. Prints
     few lines if there is no terminal."""
     bar = tqdm(
-        total=len(requests) * settings.max_new_tokens,
-        disable=not shown,
+        total=prompts * settings.max_new_tokens,
         unit=" response tokens",
         desc="harvest",
         mininterval=0.5 if sys.stderr.isatty() else 30.0,
@@ -77,26 +71,32 @@ def progress_bar(
 
 
 def finish(
-    pair: ModelPair,
-    requests: Sequence[Request],
-    settings: HarvestSettings,
+    whole: dict[str, Any],
+    given_tokens: int,
     out: Path,
     splits: Splits,
     responses: Any,
     repeated: int = 0,
+    too_long: Mapping[str, int] | None = None,
 ) -> Harvest:
-    """Write the manifest, which makes the folder a dataset, and return that. responses: the setting
-    of their source; repeated: number of prompts with the text of an earlier one."""
-    whole = plan(pair, requests, settings)
-    given = [row for marker in chunks.markers_of(out, whole) for row in marker.given]
+    """Write the manifest, which makes the folder a dataset, and return that. whole: the plan;
+    given_tokens: of external responses; responses: the setting of their source; repeated: number of
+    prompts with the text of an earlier one; too_long: of those that were left out and cut."""
+    markers = list(chunks.markers_of(out, whole))
+    given = [row for marker in markers for row in marker.given]
+    left_out = whole["prompts"]["count"] - sum(marker.prompts for marker in markers)
+    if left_out == whole["prompts"]["count"]:
+        raise UserError("workers.lost: every batch was left out. Mend what the warnings name")
     manifest = {
         **whole,
         "shares": {"calibration": splits.calibration, "test": splits.test},
         "repeated_texts": repeated,
         "responses_from": OmegaConf.to_container(responses),
-        "given_tokens": sum(len(r.response) for r in requests if r.response is not None),
+        "given_tokens": given_tokens,
+        **({"left_out": left_out} if left_out else {}),
+        **({"too_long": too_long} if too_long else {}),
         **({"surprisal": surprisal(given)} if given else {}),
-        "statistics": statistics(out, chunks.chunk_count(whole), settings.gamma).model_dump(),
+        "statistics": statistics(out, len(markers), whole["gamma"]).model_dump(),
         **chunks.inventory(out, whole),
         "command": command_line(),
         "versions": versions_of(PACKAGES),
@@ -119,15 +119,41 @@ def print_results(made: Harvest, seconds: float, given: bool) -> None:
     print(as_called(f"next: {shlex.join(train)}"))
 
 
-def print_estimate(
-    pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings, out: Path
-) -> None:
-    """Print an estimate of a harvest's time and size: answer one full batch of prompts, spread over
-    all of them, label 8 of its answers, and scale both up.
+class Estimate(NamedTuple):
+    """What a harvest takes: of one process, seconds; bytes on disk; memory of labelling."""
+
+    prompts: int
+    tokens: float
+    seconds: float
+    disk: float
+    room: Room
+
+    def print(self, out: Path, workers: int) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+        print(
+            f"{plural(self.prompts, 'prompt')}, about {self.tokens:,.0f} response tokens, to {out}"
+        )
+        minutes = self.seconds / 60 / workers
+        where = "on this machine as busy as it is now"
+        if workers > 1:
+            where = f"with {workers} processes like the one that tried"
+        print(f"time: about {minutes:.1f} minutes {where}")
+        print(
+            f"memory: labelling takes up to {self.room.bytes / 1e9:.2f} GB beside the models and"
+            f" the batch, {self.room.rollouts} rollouts in a forward (label_gb)"
+        )
+        print(f"disk: about {self.disk / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
+
+
+def estimate(maker: Maker, _: None = None) -> Estimate:
+    """Estimate a harvest's time and size: answer one full batch of prompts, spread over all of
+    them, label 8 of its answers, and scale both up.
 
     Prefill grows with the padded prompts of all batches, the rest with the number of prompts: the
     length of answers varies most, and is measured on the whole batch."""
-    batches = split_into_chunks(requests, settings.batch_size)
+    pair, requests, settings = maker.pair, maker.requests, maker.settings
+    batches = maker.batches
     batch = spread([request for batch in batches for request in batch], len(batches[0]))
     chosen = {request.prompt_id for request in spread(batch, 8)}
     tokens, labelled_tokens, labelling = 0, 0, 0.0
@@ -146,7 +172,7 @@ def print_estimate(
                 yield answer
 
     with outputs_on(pair, pair.target.device):
-        room = room_of(pair, requests, settings)
+        room = maker.room
         marks.append(perf_counter())
         for group in joined(pair, to_label(), settings, room):
             start = perf_counter()
@@ -163,16 +189,7 @@ def print_estimate(
     prefill = opening * sum(map(_padded, batches)) / _padded(batch)
     seconds = prefill + scale * (reading - opening + tokens * labelling / labelled_tokens)
     disk = len(batches) * empty + scale * tokens * size / labelled_tokens
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
-    prompts = plural(len(requests), "prompt")
-    print(f"{prompts}, about {scale * tokens:,.0f} response tokens, to {out}")
-    print(f"time: about {seconds / 60:.1f} minutes on this machine as busy as it is now")
-    print(
-        f"memory: labelling takes up to {room.bytes / 1e9:.2f} GB beside the models and the batch,"
-        f" {room.rollouts} rollouts in a forward (label_gb)"
-    )
-    print(f"disk: about {disk / 1e6:.2f} MB ({free / 1e9:.1f} GB free)")
+    return Estimate(len(requests), scale * tokens, seconds, disk, room)
 
 
 def _padded(batch: Sequence[Request]) -> int:
@@ -181,9 +198,5 @@ def _padded(batch: Sequence[Request]) -> int:
 
 def _shard_bytes(records: list[dict[str, Row]]) -> int:
     """Return the bytes on disk of one chunk."""
-    with TemporaryDirectory() as folder:
-        written = [
-            shards.write_shard(Path(folder), kind, 0, [rows[kind] for rows in records])
-            for kind in shards.SCHEMAS
-        ]
-        return sum(shard.bytes for shard in written)
+    kinds = {kind: [rows[kind] for rows in records] for kind in shards.SCHEMAS}
+    return sum(shards.encoded_shard(kind, 0, rows)[1].size for kind, rows in kinds.items())

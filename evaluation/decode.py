@@ -3,7 +3,7 @@ all alike; finished turns are on disk, and an interrupted run continues after th
 
 import fcntl
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, zip_longest
 from pathlib import Path
@@ -19,6 +19,7 @@ from runtime.errors import UserError
 from runtime.files import file_hash
 from runtime.json_files import Form, digest
 from runtime.json_lines import read_sealed, sealed
+from runtime.workers import LOCAL, Workers
 
 WARM_UP_TOKENS = 12
 
@@ -179,45 +180,58 @@ def make_ready(
     return left_out
 
 
-def decode(
-    engines: Mapping[str, Engine],
-    requests: Sequence[Request],
-    plan: Plan,
-    journal: Journal[Trace],
-    stage: str,
-) -> Traces:
-    """Let every method decode a request before the next request; the order of methods rotates. A
-    warm-up comes before, since first calls allocate buffers and start threads.
+@dataclass(frozen=True)
+class Stage:
+    """Requests that methods decode in turns, as a plan says.
 
-    A request's seed depends on the plan's, its prompt and the repeat, not on the method. Turns that
-    `journal` has from an earlier run of this `stage` are taken from there."""
-    done = sum(len(turn) for key, turn in journal.turns.items() if key.startswith(f"{stage}/"))
-    total, tokens = len(engines) * len(requests) * plan.repeats, 0
-    if done < total:
+    make: returns the engines by name, in each process of `workers` once"""
+
+    name: str
+    make: Callable[[], Mapping[str, Engine]]
+    requests: Sequence[Request]
+    plan: Plan
+    workers: Workers = LOCAL
+
+    def warm(self) -> Mapping[str, Engine]:
+        """Return the engines, each of which has decoded something: first calls allocate buffers and
+        start threads."""
+        engines = self.make()
         for engine in engines.values():
-            engine.decode(requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))
-    traces: Traces = {name: [] for name in engines}
-    names = alternating(list(engines))
-    with tqdm(total=total, initial=done, desc=stage.split(":")[0], unit=" responses") as bar:
-        for repeat, (index, request) in product(range(plan.repeats), enumerate(requests)):
-            key = f"{stage}/{repeat}/{index}"
-            if key not in journal.turns:
-                first, turn = (repeat + index) % len(names), {}
-                seed = request_seed(plan.seed, request, repeat)
-                for name in names[first:] + names[:first]:
-                    sampler = Sampler.seeded(seed)
-                    trace = engines[name].decode(request.tokens, plan.max_new_tokens, sampler)
-                    trace.method, trace.seed = name, seed
-                    trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
-                    turn[name] = trace
-                    tokens += len(trace.tokens)
-                    bar.update()
-                    elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
-                    bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
-                journal.add(key, turn)
-            for name, trace in journal.turns[key].items():
-                traces[name].append(trace)
-    return traces
+            engine.decode(self.requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))
+        return engines
+
+    def turn(self, engines: Mapping[str, Engine], place: tuple[int, int]) -> dict[str, Trace]:
+        """Let every method decode the request at (repeat, index); the order of methods rotates.
+
+        A request's seed depends on the plan's, its prompt and the repeat, not on the method."""
+        (repeat, index), names = place, alternating(list(engines))
+        request, first = self.requests[index], (repeat + index) % len(names)
+        seed, turn = request_seed(self.plan.seed, request, repeat), dict[str, Trace]()
+        for name in names[first:] + names[:first]:
+            sampler = Sampler.seeded(seed)
+            trace = engines[name].decode(request.tokens, self.plan.max_new_tokens, sampler)
+            trace.method, trace.seed = name, seed
+            trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
+            turn[name] = trace
+        return turn
+
+
+def decode(stage: Stage, journal: Journal[Trace]) -> Traces:
+    """Decode all requests of a stage, every method a request before the next request. Turns that
+    `journal` has from an earlier run are taken from there."""
+    places = list(product(range(stage.plan.repeats), range(len(stage.requests))))
+    keys = {place: f"{stage.name}/{place[0]}/{place[1]}" for place in places}
+    missing, tokens = [place for place in places if keys[place] not in journal.turns], 0
+    label, done = stage.name.split(":")[0], len(places) - len(missing)
+    with tqdm(total=len(places), initial=done, desc=label, unit=" prompts") as bar:
+        for place, turn in stage.workers.all(stage.warm, stage.turn, missing):
+            journal.add(keys[place], turn)
+            tokens += sum(len(trace.tokens) for trace in turn.values())
+            bar.update()
+            elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
+            bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
+    turns = [journal.turns[key] for key in keys.values()]
+    return {name: [turn[name] for turn in turns] for name in turns[0]}
 
 
 def alternating(names: Sequence[str]) -> list[str]:

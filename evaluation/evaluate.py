@@ -1,8 +1,9 @@
 """Decode real prompts with several methods and compare them: speed, acceptance, losslessness."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from evaluation.decode import (
     Engine,
     Journal,
     Plan,
+    Stage,
     Traces,
     decode,
     file_hashes,
@@ -44,6 +46,7 @@ from evaluation.methods import (
 )
 from evaluation.speedup_bound import draft_along
 from evaluation.timeline import priced
+from runtime.errors import UserError
 from runtime.files import (
     checked_folder,
     file_hash,
@@ -55,6 +58,7 @@ from runtime.files import (
 from runtime.job import as_called, command_line
 from runtime.json_files import write_checksummed
 from runtime.text import plural
+from runtime.workers import Workers
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
 MARKER = "results.json"  # marks a folder of results
@@ -82,6 +86,8 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
     around: wraps every engine that is compared, to add further data to its traces"""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
+    if around is not None and instantiate(cfg.workers).remote:
+        raise UserError("workers: energy is counted in this process alone. Leave workers=... away")
     compared = prepare(cfg)
     with only_writer(out), open_journal(cfg, compared, around is not None) as journal:
         logger = instantiate(cfg.logger)
@@ -215,17 +221,44 @@ def settle(
     """Try the alternative settings of methods, each in a separate pass. Return all methods as they
     are compared, and tokens/s of the alternatives, by method and settings."""
     methods, speeds = dict(compared.methods), dict[str, dict[str, float]]()
+    plan = Plan(1, cfg.max_new_tokens, cfg.seed)
     for name, ways in compared.tried.items():
         if len(ways) > 1:
             engines = {label: engine(one, compared.pair) for label, one in ways.items()}
-            plan = Plan(1, cfg.max_new_tokens, cfg.seed)
-            traces = decode(engines, compared.tried_on, plan, journal, f"trying {name}")
+            make, workers = making(cfg, ways, engines, compared.tried_on)
+            stage = Stage(f"trying {name}", make, compared.tried_on, plan, workers)
+            traces = decode(stage, journal)
             speeds[name] = {
                 label: table.tokens_per_second(decoded) for label, decoded in traces.items()
             }
         where = f"on {plural(len(compared.tried_on), f'{CHOSEN_ON} prompt')}"
         methods[name] = chosen(ways, speeds.get(name, {}), where)
     return methods, speeds
+
+
+def making(
+    cfg: DictConfig,
+    methods: Mapping[str, Method],
+    engines: Mapping[str, Engine],
+    requests: Sequence[Request],
+) -> tuple[Callable[[], Mapping[str, Engine]], Workers]:
+    """Return the workers, and what makes the engines in each: this process has `engines`."""
+    workers: Workers = instantiate(cfg.workers)
+    if not workers.remote:
+        return lambda: engines, workers
+    kept = {name: methods[name] for name in engines}
+    files, longest = Pair.of(cfg.pair), cfg.max_new_tokens
+    return partial(engines_elsewhere, files, kept, requests, longest), workers
+
+
+def engines_elsewhere(
+    files: Pair, methods: Mapping[str, Method], requests: Sequence[Request], max_new_tokens: int
+) -> dict[str, Engine]:
+    """Load the pair in another process, and make the engines."""
+    pair = load_pair(files)
+    engines = {name: engine(method, pair) for name, method in methods.items()}
+    make_ready(engines, requests, max_new_tokens)
+    return engines
 
 
 def compare(
@@ -246,7 +279,8 @@ def compare(
     notes = [f"{name} {methods[name].note}" for name in compared.tried]
     stage = ": ".join(["decoding", *notes, *(f"without {name}" for name in left_out)])
     plan = Plan(cfg.repeats, cfg.max_new_tokens, cfg.seed)
-    traces = decode(engines, compared.requests, plan, journal, stage)
+    make, workers = making(cfg, methods, engines, compared.requests)
+    traces = decode(Stage(stage, make, compared.requests, plan, workers), journal)
     prompts = [request.tokens for request in compared.requests]
     measurements = priced(table.timed(traces), traces, cfg.modelled, compared.pair, prompts)
     speeds = table.compare(measurements)

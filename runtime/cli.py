@@ -305,8 +305,8 @@ def share_the_terminal(several: bool) -> None:
     process = launched()
     if process.size > 1 and not several:
         raise UserError(
-            "WORLD_SIZE: this script is one process. Run it without accelerate launch, or unset"
-            " WORLD_SIZE"
+            "WORLD_SIZE: this program starts its own processes, if any (gen_data.py: workers=ray"
+            " workers.count=8). Run it without accelerate launch, or unset WORLD_SIZE"
         )
     if process.size > 1 and {"-m", "--multirun"} & set(sys.argv):
         raise UserError(

@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 _RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 _SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-_LOCAL_SIZE = (
-    "LOCAL_WORLD_SIZE",
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
 
 
 class Launched(NamedTuple):
-    """Process `rank`, from 0 on, of `size`; `local_size` of them are on this machine."""
+    """Process `rank`, from 0 on, of `size`."""
 
     rank: int = 0
     size: int = 1
-    local_size: int = 1
 
 
 def launched() -> Launched:
     """Return rank and sizes as the environment gives them; a rank counts only with a size above 1.
-    Raises UserError for what is no number."""
+    Raises UserError for what is no number, and for all but the first of the tasks of `srun`, which
+    would do the same job each."""
     size = _number(_SIZE, 1)
     if size <= 1:
+        if _number(("SLURM_STEP_NUM_TASKS",), 1) > 1 and _number(("SLURM_PROCID",), 0) > 0:
+            raise UserError(
+                "SLURM_PROCID: srun has started this program several times, and each would do the"
+                " same. Harvest with ray symmetric-run and workers=ray, train with accelerate"
+                " launch, a task on each node"
+            )
         return Launched()
     rank = _number(_RANK, 0)
     if rank >= size:
@@ -41,7 +41,7 @@ def launched() -> Launched:
             f"RANK: {rank} is not below WORLD_SIZE={size}. Unset both, or start with accelerate"
             " launch"
         )
-    return Launched(rank, size, _number(_LOCAL_SIZE, 1))
+    return Launched(rank, size)
 
 
 def _number(names: tuple[str, ...], default: int) -> int:

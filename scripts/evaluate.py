@@ -53,7 +53,18 @@ from runtime.settings.groups import (
     Splits,
     among,
 )
-from runtime.settings.kinds import Count, Distinct, Names, Output, Path, Positive, Says, Seed, Text
+from runtime.settings.kinds import (
+    Count,
+    Distinct,
+    Names,
+    Output,
+    Part,
+    Path,
+    Positive,
+    Says,
+    Seed,
+    Text,
+)
 
 CUSTOM = "custom"  # the method made of the parts on the command line
 CostTables = Annotated[
@@ -74,6 +85,9 @@ class Evaluate(Methods):
     pair: Pair
     dataset: Dataset
     logger: Logger
+    workers: Annotated[
+        Part, "processes that decode; speeds are those of a machine that several share"
+    ]
     methods: Annotated[
         Names, "keys of `method` to compare; autoregressive, plain decoding, always runs"
     ]

@@ -145,6 +145,7 @@ class Tune(Replay):
     dataset: Dataset
     warp: Warp
     draft_warp: DraftWarp
+    workers: Annotated[Part, "processes that replay: this one, or several by Ray"]
     cost: Annotated[Part | Measuring, "what forwards cost: a table, or measured here"]
     what_if: Annotated[dict[str, Part], "tables that thresholds are chosen for besides"]
     rules: Annotated[dict[str, Part], "stop rules, by name"]

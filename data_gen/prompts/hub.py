@@ -6,7 +6,7 @@ from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows
 from runtime.errors import UserError
-from runtime.settings.kinds import Arguments, Count, Text
+from runtime.settings.kinds import Arguments, Count, Text, TooLong
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class HubPrompts:
     template: Annotated[
         Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
     ] = None
+    too_long: TooLong = "error"
 
     def __iter__(self) -> Iterator[Prompt]:
         """Yield the prompts. Raises UserError when the dataset cannot be loaded or has no such
@@ -40,5 +41,5 @@ class HubPrompts:
                 " dataset.subset, dataset.split and the network, or take prompts from a file"
             ) from error
         numbered = ((f"{self.hub_id} row {number}", number, row) for number, row in enumerate(rows))
-        about = (self.name, self.field, self.limit, self.chat, self.template)
+        about = (self.name, self.field, self.limit, self.chat, self.template, self.too_long)
         return iter(prompts_from_rows(numbered, *about))

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows, read_rows
-from runtime.settings.kinds import Arguments, Count, Path, Text
+from runtime.settings.kinds import Arguments, Count, Path, Text, TooLong
 
 
 def load_jsonl(
@@ -19,6 +19,7 @@ def load_jsonl(
     template: Annotated[
         Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
     ] = None,
+    too_long: TooLong = "error",
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.
@@ -27,4 +28,4 @@ def load_jsonl(
     Raises UserError naming file and line.
     """
     rows = read_rows(path, "dataset.path")
-    return prompts_from_rows(rows, name, field, limit, chat, template)
+    return prompts_from_rows(rows, name, field, limit, chat, template, too_long)

@@ -24,7 +24,8 @@ class Prompt:
 
     ``date``: ISO 8601 date that the template gets when it asks for the time; None: today.
     ``parts``: the template takes content only as a list. ``rendering``: a hash of the text rendered
-    at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`)."""
+    at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`). ``too_long``: what
+    becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`)."""
 
     id: str
     dataset: str
@@ -36,6 +37,7 @@ class Prompt:
     date: str | None = None
     parts: bool = False
     rendering: str = ""
+    too_long: str = "error"
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -93,6 +95,7 @@ def prompts_from_rows(
     limit: int | None,
     chat: bool,
     template: Mapping[str, Any] | None,
+    too_long: str,
 ) -> list[Prompt]:
     """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
     used when present. rows: location in words, number and content of each. Raises UserError naming
@@ -102,7 +105,8 @@ def prompts_from_rows(
         names = str(row.get("id", f"{name}-{number}")), str(row.get("dataset", name))
         about = (*names, str(row.get("category", "")))
         text = text_of(row, field, key, where)
-        prompts.append(Prompt(*about, text, chat=chat, template=template or {}))
+        further: Any = {"template": template or {}, "too_long": too_long}
+        prompts.append(Prompt(*about, text, chat=chat, **further))
         for part in about:
             refuse_half_characters(part, key, where)
     return select(prompts, limit)

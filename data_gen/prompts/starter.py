@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from data_gen.prompts.prompt import Prompt, select
 from runtime.errors import UserError
-from runtime.settings.kinds import Arguments, Count, Text
+from runtime.settings.kinds import Arguments, Count, Text, TooLong
 
 HUMANEVAL_PROBLEMS = 82  # the other 82 stay unseen, for evaluation
 COMPLETE = "Complete the following Python function. Reply with the whole function."
@@ -26,11 +26,13 @@ def load_starter(
     template: Annotated[
         Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
     ] = None,
+    too_long: TooLong = "error",
 ) -> list[Prompt]:
     """Return HumanEval problems, then the instructions. `name` is the config's name for the set;
     each half has its own."""
     prompts = select([*humaneval(chat), *instructions(chat)], limit)
-    return [replace(prompt, template=template or {}) for prompt in prompts]
+    further: Any = {"template": template or {}, "too_long": too_long}
+    return [replace(prompt, **further) for prompt in prompts]
 
 
 def humaneval(chat: bool) -> list[Prompt]:

@@ -13,6 +13,8 @@ its own checksum. So a harvest can be killed at any moment, damage is found
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,11 +33,12 @@ from data_gen.storage.shards import (
     SPLITS,
     MarkedShard,
     Shard,
+    encoded_shard,
     fault,
     shard_name,
-    write_shard,
 )
 from runtime.errors import UserError
+from runtime.files import write_atomically
 from runtime.json_files import Form, Length, OpenForm, Size, digest, read_json, write_checksummed
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -61,27 +64,43 @@ def chunk_count(plan: Mapping[str, Any]) -> int:
 # Writing ------------------------------------------------------------------------------------------
 
 
-def save_chunk(
-    folder: Path, plan: str, index: int, rows: Mapping[str, list[dict[str, Any]]]
-) -> None:
-    """Write the shards of a chunk, then its marker. plan: its `plan_id`; rows: by kind, one per
-    prompt.
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk that was made: the contents of its shards by name, and what its marker says."""
 
-    A manifest that vouches for an older file goes first.
-    """
-    (folder / MANIFEST).unlink(missing_ok=True)
-    (folder / marker_name(index)).unlink(missing_ok=True)
-    shards = [write_shard(folder, kind, index, rows[kind]) for kind in SCHEMAS]
+    shards: dict[str, Any]
+    marker: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Write the shards, then the marker. A manifest that vouches for an older file goes
+        first."""
+        marker = folder / marker_name(self.marker["chunk"])
+        (folder / MANIFEST).unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
+        for name, content in self.shards.items():
+            write_atomically(folder / name, methodcaller("write_bytes", content))
+        write_checksummed(marker, self.marker)
+
+
+def chunk_of(plan: str, index: int, rows: Mapping[str, list[dict[str, Any]]]) -> Chunk:
+    """Return chunk `index` of a plan. plan: its `plan_id`; rows: by kind, one per prompt. Raises
+    UserError when a number is NaN or infinite."""
+    shards = [encoded_shard(kind, index, rows[kind]) for kind in SCHEMAS]
     responses = rows["responses"]
     marker = {
         "plan": plan,
         "chunk": index,
         "prompts": len(responses),
         "tokens": sum(len(row["response_tokens"]) for row in responses),
-        "shards": [shard.model_dump() for shard in shards],
+        "shards": [shard.model_dump() for shard, _ in shards],
         "given": [row["given"] for row in responses if "given" in row],
     }
-    write_checksummed(folder / marker_name(index), marker)
+    return Chunk({shard.name: content for shard, content in shards}, marker)
+
+
+def empty_chunk(plan: str, index: int) -> Chunk:
+    """Return a chunk whose prompts are left out."""
+    return chunk_of(plan, index, {kind: [] for kind in SCHEMAS})
 
 
 # Done or not --------------------------------------------------------------------------------------
@@ -254,6 +273,8 @@ class Manifest(Plan):
     responses: str | None = None
     responses_from: dict[str, Any] | None = None
     repeated_texts: Size = 0
+    left_out: Size = 0
+    too_long: dict[str, Size] = {}
     given_tokens: Size = 0
     surprisal: dict[str, Any] = {}
     statistics: Statistics | None = None

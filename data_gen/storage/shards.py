@@ -26,7 +26,7 @@ from torch import Tensor
 from predictors.base import UNREADABLE
 from predictors.features.draft_statistics import Q_STATS
 from runtime.errors import UserError
-from runtime.files import file_hash, write_atomically
+from runtime.files import file_hash
 from runtime.json_files import Form, Size
 
 SCHEMA_VERSION = 5
@@ -100,14 +100,15 @@ class MarkedShard(Shard):
 # Writing ------------------------------------------------------------------------------------------
 
 
-def write_shard(
-    folder: Path, kind: str, index: int, rows: Sequence[Mapping[str, Any]]
-) -> MarkedShard:
-    """Write one shard: `rows` has one mapping per prompt with the columns of ``SCHEMAS[kind]``.
+def encoded_shard(
+    kind: str, index: int, rows: Sequence[Mapping[str, Any]]
+) -> tuple[MarkedShard, pa.Buffer]:
+    """Return a shard, and the content of its file. rows: one mapping per prompt with the columns of
+    ``SCHEMAS[kind]``.
 
     Raises UserError when a number is NaN or infinite: such a shard is never written.
     """
-    path, sink, digests = folder / shard_name(kind, index), pa.BufferOutputStream(), list[str]()
+    name, sink, digests = shard_name(kind, index), pa.BufferOutputStream(), list[str]()
     plain = [
         {name: v.flatten().cpu().numpy() if isinstance(v, Tensor) else v for name, v in row.items()}
         for row in rows
@@ -119,21 +120,21 @@ def write_shard(
             table = pa.Table.from_pylist(plain[start : start + ROWS_AT_ONCE], SCHEMAS[kind])
             if problem := _not_finite(table):
                 raise UserError(
-                    f"pair: {problem} while making {path.name}. Check the models, or set"
+                    f"pair: {problem} while making {name}. Check the models, or set"
                     " pair.dtype=float32"
                 )
             writer.write_table(table)
             digests += record_digests(table, kind)
     content = sink.getvalue()
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return MarkedShard(
-        name=path.name,
+    shard = MarkedShard(
+        name=name,
         kind=kind,
         rows=len(rows),
         bytes=content.size,
         sha256=hashlib.sha256(content).hexdigest(),
         records=digests,
     )
+    return shard, content
 
 
 def record_digests(table: pa.Table, kind: str) -> list[str]:

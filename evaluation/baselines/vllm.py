@@ -13,6 +13,8 @@ from statistics import median
 from typing import Annotated, Any
 
 import torch
+from omegaconf import OmegaConf
+from pydantic import Field
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -23,13 +25,18 @@ from decoding.sampling import Sampler, Warp
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.baselines.llamacpp import TEXTS
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Group, Path, Text
+from runtime.settings.kinds import Count, Group, Path, Says, Size, Text
 from runtime.vllm_process import Worker
 
 Models = Annotated[Mapping[str, Any], "the pair, as Hugging Face folders"]
 Gammas = Annotated[Sequence[Count], "draft lengths whose steps are timed, rising"]
 Tokens = Annotated[Count, "tokens of each text that is decoded"]
 Python = Annotated[Path, "the Python that vLLM is installed for, as `make vllm` brings it"]
+
+
+Range = Annotated[
+    list[Size], Field(min_length=3, max_length=3), Says("three whole numbers, such as [1,4,3]")
+]
 
 
 class Speculation(Group):
@@ -40,6 +47,10 @@ class Speculation(Group):
     model: Annotated[Text | None, "draft: the pair's ordinary draft; of custom_class, the class"]
     prompt_lookup_max: Annotated[Count | None, "tokens of the longest ending that ngram looks for"]
     prompt_lookup_min: Annotated[Count | None, "tokens of the shortest"]
+    num_speculative_tokens_per_batch_size: Annotated[
+        list[Range] | None,
+        "[fewest, most, tokens] by requests at once, as `export.py schedule=` writes it",
+    ]
 
 
 def sampling_of(warp: Warp, eos_ids: frozenset[int], max_tokens: int) -> dict[str, Any]:
@@ -110,7 +121,8 @@ def started(
 ) -> Worker:
     arguments = arguments_of(models, requests)
     if speculation is not None:
-        config = {name: value for name, value in speculation.items() if value is not None}
+        given: Any = OmegaConf.to_container(OmegaConf.create(speculation))
+        config = {name: value for name, value in given.items() if value is not None}
         if config.get("model") == "draft":
             config["model"] = str(File(models.get("assistant") or models["draft"]).expanduser())
         arguments["speculative_config"] = config

@@ -4,6 +4,7 @@ and with drafts grown by value against cost."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,7 @@ from evaluation.replay.simulate import Replayer
 from evaluation.replay.thresholds import NO_ADVICE
 from evaluation.table import counted, ratio_of
 from runtime.intervals import Estimate
+from runtime.workers import LOCAL, Workers
 
 Array = NDArray[np.float64]
 Interval = tuple[float | None, float | None]
@@ -46,15 +48,23 @@ class Candidate:
 
 
 def sweep(
-    replayer: Replayer, policies: Mapping[str, Policy], grid: Mapping[str, Sequence[float]]
+    replayer: Replayer,
+    policies: Mapping[str, Policy],
+    grid: Mapping[str, Sequence[float]],
+    workers: Workers = LOCAL,
 ) -> list[Candidate]:
     """Replay every rule at every threshold of its grid. Any number of cost tables can price the
     result."""
-    return [
-        Candidate(rule, threshold, replayer.replay(policy, threshold), replayer.table.prompt_ids)
-        for rule, policy in policies.items()
-        for threshold in grid[rule]
-    ]
+    asked = [(rule, threshold) for rule in policies for threshold in grid[rule]]
+    counts = dict(workers.all(partial(tuple, (replayer, policies)), replayed, asked))
+    prompts = replayer.table.prompt_ids
+    return [Candidate(*each, counts[each], prompts) for each in asked]
+
+
+def replayed(state: tuple[Replayer, Mapping[str, Policy]], asked: tuple[str, float]) -> Counts:
+    """Replay one rule at one threshold."""
+    (replayer, policies), (rule, threshold) = state, asked
+    return replayer.replay(policies[rule], threshold)
 
 
 def candidates_of(
@@ -62,6 +72,7 @@ def candidates_of(
     stops: Mapping[str, TunableRule],
     replayer: Replayer,
     thresholds: Sequence[float] | None = None,
+    workers: Workers = LOCAL,
 ) -> list[Candidate]:
     """Replay every rule at every threshold of its grid, or at those given: the same for every
     split."""
@@ -70,7 +81,7 @@ def candidates_of(
         name: list(thresholds or stop.grid(cfg.points, replayer.gamma_max))
         for name, stop in stops.items()
     }
-    return sweep(replayer, policies, grid)
+    return sweep(replayer, policies, grid, workers)
 
 
 def candidate_rows(

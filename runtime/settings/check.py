@@ -294,7 +294,7 @@ def known_classes(module: str) -> dict[str, Any]:
     for node in parsed(module).body:
         if isinstance(node, ast.ClassDef) and "Group" in map(ast.unparse, node.bases):
             fields = {
-                ast.unparse(part.target): _meaning(part.annotation, {})
+                ast.unparse(part.target): _meaning(part.annotation, classes)
                 for part in node.body
                 if isinstance(part, ast.AnnAssign)
             }

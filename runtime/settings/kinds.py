@@ -220,6 +220,11 @@ Variable = Annotated[
     Says("the name of an environment variable, such as API_KEY"),
 ]  # fmt: skip
 Output = Annotated[Path, AfterValidator(_output), Says("a path, with no ~ for the home folder")]
+TooLong = Annotated[
+    Literal["error", "skip", "cut"],
+    "what becomes of a prompt that leaves no room for a response: the program ends with its name,"
+    " it is left out, or the end of its text is",
+]
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]

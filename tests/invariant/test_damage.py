@@ -29,9 +29,9 @@ from data_gen.prompts import Prompt
 from data_gen.responses.log import NAME, open_log
 from data_gen.storage import shards
 from data_gen.storage.chunks import MANIFEST, PLAN, content_hash
+from data_gen.storage.claim import unmade
 from data_gen.storage.dataset import Harvest, verify
 from data_gen.storage.shards import SCHEMAS, record_digests
-from data_gen.storage.sharing import ALONE, open_chunks
 from decoding.models.loading import ModelPair
 from evaluation.replay.read import read_table
 from runtime.cli import explain
@@ -316,7 +316,8 @@ def test_a_folder_that_is_read_only_can_be_read_and_checked(
         assert len(Harvest.open(folder).records("mixed", "all")["group"])
         with pytest.raises(OSError) as error:
             make_dataset(pair, folder)
-        says = f"[Errno 30] Read-only file system: '{folder / '.lock'}'. Make it writable, or"
+        name = folder / "chunk-00001.json"
+        says = f"[Errno 30] Read-only file system: '{name}'. Make it writable, or"
         assert explain(error.value) == f"{says} choose another folder"
         assert bytes_of(folder, "*.*") == before
         remount("rw")
@@ -438,7 +439,6 @@ def whole(pair: ModelPair, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
     prompts, plan = answered_dataset(pair, folder, 4, SMALL)
     data = folder / "data"
-    (data / ".lock").unlink()
     read = {name: shown(reader(data)) for name, reader in READERS.items()}
     return Whole(data, prompts, plan, {**read, "answers": shown(answers(data, prompts))})
 
@@ -511,8 +511,7 @@ def refuse_unseen(folder: Path, whole: Whole, changed: set[str]) -> None:
     others."""
     found = outcome(lambda: verify(folder))
     assert found is None or bool(found) == bool(changed), (found, changed)
-    ignored = [lambda marker: None] * 2
-    again = outcome(lambda: [*open_chunks(folder, whole.plan, ALONE, *ignored)])
+    again = outcome(lambda: unmade(folder, whole.plan, lambda marker: None))
     chunks = {int(name.split("-")[1].split(".")[0]) for name in changed - {PLAN, MANIFEST, NAME}}
     assert (again is None and PLAN in changed) or set(again) == chunks
 

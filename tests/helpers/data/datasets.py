@@ -19,7 +19,6 @@ from data_gen.settings import HarvestSettings
 from data_gen.storage.chunks import PLAN, plan_id
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
-from data_gen.storage.sharing import ALONE, Worker
 from decoding.models.loading import ModelPair
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
@@ -64,14 +63,11 @@ def make_dataset(
     count: int = 9,
     recipe: HarvestSettings = RECIPE,
     progress: Progress | None = None,
-    worker: Worker = ALONE,
 ) -> dict[str, Any]:
     """Harvest `count` prompts and write the manifest, which is returned."""
     requests = some_requests(count)
-    harvest(pair, requests, recipe, folder, progress or Progress(), worker)
-    if worker.rank > 0:
-        return {}
-    return finish(pair, requests, recipe, folder, *SETTINGS.values()).manifest.written
+    harvest(pair, requests, recipe, folder, progress or Progress())
+    return finish(plan(pair, requests, recipe), 0, folder, *SETTINGS.values()).manifest.written
 
 
 def answered_dataset(
@@ -89,8 +85,9 @@ def answered_dataset(
         for prompt in prompts:
             answers.append(prompt, {"response_tokens": responses[prompt.id]})
     harvest(pair, requests, recipe, folder / "data", Progress())
-    finish(pair, requests, recipe, folder / "data", *SERVED.values())
-    return prompts, plan(pair, requests, recipe)
+    whole = plan(pair, requests, recipe)
+    finish(whole, sum(map(len, given.values())), folder / "data", *SERVED.values())
+    return prompts, whole
 
 
 def rows(folder: Path, kind: str) -> list[dict]:

@@ -41,7 +41,7 @@ def write_harvest(
             lines["rounds"].append({**head, **_rounds(rows, gamma, generator)})
     count = sum(PROMPTS.values())
     settings = {"prompts": {"count": count}, "batch_size": count, "splits": PROMPTS}
-    chunks.save_chunk(folder, chunks.plan_id(settings), 0, lines)
+    chunks.chunk_of(chunks.plan_id(settings), 0, lines).save(folder)
     manifest = {
         **settings,
         "schema_version": shards.SCHEMA_VERSION,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from data_gen.samples import read_samples
-from data_gen.storage import shards, sharing
+from data_gen.storage import claim, shards
 from data_gen.storage.dataset import Harvest
 from predictors.hrad import HRAD
 from predictors.specdecpp import SpecDecPP, kept_depths
@@ -98,7 +98,7 @@ def test_nan_is_not_written(folder):
     rows = pq.read_table(folder / SHARD).to_pylist()
     rows[0]["target_hidden"][0] = 0x7FC0  # NaN in bfloat16
     with pytest.raises(UserError, match="^pair: NaN or infinite values in column target_hidden"):
-        shards.write_shard(folder, "rounds", 1, rows)
+        shards.encoded_shard("rounds", 1, rows)
     assert not (folder / "rounds-00001.parquet").exists()
 
 
@@ -108,7 +108,7 @@ def test_unfinished_and_absent_harvests(tmp_path, folder):
     for path in folder.glob("*.parquet"):
         path.unlink()  # its manifest is forgotten, then
     for half in (tmp_path / "half", folder):
-        sharing.claim(half, {"gamma": 4}, others=False)
+        claim.claim(half, {"gamma": 4})
         refuses("is only half harvested", Harvest.open, half)
 
 
@@ -176,13 +176,13 @@ def test_a_shard_of_other_columns_is_refused_though_its_hash_is_right(folder, ch
 
 
 def test_a_folder_belongs_to_one_plan(tmp_path):
-    sharing.claim(tmp_path, {"gamma": 3}, others=False)  # no shard was made: may be changed
+    claim.claim(tmp_path, {"gamma": 3})  # no shard was made: may be changed
     plan = {"gamma": 4, "warp": {"temperature": 1.0}, "layers": (1, 2)}
-    sharing.claim(tmp_path, plan, others=False)
+    claim.claim(tmp_path, plan)
     write_harvest(tmp_path, rows=1)
-    sharing.claim(tmp_path, plan, others=False)
+    claim.claim(tmp_path, plan)
     with pytest.raises(UserError, match=r"was made with warp\.temperature=1\.0, here 0\.5"):
-        sharing.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}}, others=False)
+        claim.claim(tmp_path, {**plan, "warp": {"temperature": 0.5}})
 
 
 def test_rollouts_end_with_the_first_rejected_token():

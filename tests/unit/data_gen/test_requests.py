@@ -1,11 +1,19 @@
 """From prompts to requests: the split of every text, and tokens that fit the models."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from data_gen.prompts import Prompt
-from data_gen.requests import make_requests, normalised, repeats, requests_of_split, split_prompts
+from data_gen.requests import (
+    fitted,
+    make_requests,
+    normalised,
+    repeats,
+    requests_of_split,
+    split_prompts,
+)
 from data_gen.storage.shards import SPLITS
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_pair
@@ -91,6 +99,20 @@ def test_prompts_that_do_not_fit_are_refused_by_name():
         (prompts("w1 w2", "w3", "w4 w5"), 20, "^dataset: the prompt p1 is a single token"),
     ):
         refuses(says, make_requests, asked, tiny_pair(), new_tokens, 0.2, 0.2)
+
+
+def test_prompts_that_do_not_fit_are_left_out_or_cut_where_that_is_said():
+    words, tokenizer = " ".join(f"w{n}" for n in range(1, 10)), tiny_pair().tokenizer
+    for what, kept, counts in (
+        ("skip", ["w1 w2"], {"skip": 1}),
+        ("cut", ["w1 w2", "w1 w2 w3 w4"], {"cut": 1}),
+        ("error", ["w1 w2", words], {}),
+    ):
+        asked = [replace(prompt, too_long=what) for prompt in prompts("w1 w2", words)]
+        found, counted = fitted(asked, tokenizer, 4)
+        assert [prompt.text.strip() for prompt in found] == kept and dict(counted) == counts
+    skipped = [replace(asked[0], too_long="skip")]
+    refuses("^dataset.too_long: none of 1 prompts has 0", fitted, skipped, tokenizer, 0)
 
 
 def test_a_draft_of_less_context_limits_only_what_runs_it_everywhere():

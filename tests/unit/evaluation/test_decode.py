@@ -11,7 +11,7 @@ from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
 from decoding.sampling import Sampler
 from decoding.trace import Span, StageTrace, Trace
-from evaluation.decode import Journal, Plan, Traces, alternating, decode, request_seed
+from evaluation.decode import Journal, Plan, Stage, Traces, alternating, decode, request_seed
 from evaluation.lossless import (
     TOLERANCE,
     Difference,
@@ -53,7 +53,7 @@ class Recorder:
 def compared(folder: Path, log: list[tuple[str, int]], stop: int = 99) -> Traces:
     with Journal(folder / RESUME, Trace) as journal:
         engines = {name: Recorder(name, log, stop) for name in "ab"}
-        return decode(engines, REQUESTS, Plan(2, 4, 5), journal, "methods")
+        return decode(Stage("methods", lambda: engines, REQUESTS, Plan(2, 4, 5)), journal)
 
 
 def test_methods_take_turns_and_share_seeds(tmp_path):

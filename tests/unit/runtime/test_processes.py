@@ -24,7 +24,7 @@ def main(settings):
 if __name__ == "__main__":
     main()
 """
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS")
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +36,16 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variables", "found"),
     [
-        ({}, Launched(0, 1, 1)),
-        ({"RANK": "1"}, Launched(0, 1, 1)),
-        ({"RANK": "x", "WORLD_SIZE": "1"}, Launched(0, 1, 1)),
-        ({"RANK": "1", "WORLD_SIZE": ""}, Launched(0, 1, 1)),
-        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Launched(5, 8, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2, 1)),
+        ({}, Launched(0, 1)),
+        ({"RANK": "1"}, Launched(0, 1)),
+        ({"RANK": "x", "WORLD_SIZE": "1"}, Launched(0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": ""}, Launched(0, 1)),
+        ({"RANK": "5", "WORLD_SIZE": "8"}, Launched(5, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2)),
+        ({"SLURM_PROCID": "1"}, Launched(0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, Launched(0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "^SLURM_PROCID: srun has started"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "WORLD_SIZE": "4", "RANK": "3"}, Launched(3, 4)),
         ({"WORLD_SIZE": "two"}, "^WORLD_SIZE: two is no whole number"),
         ({"WORLD_SIZE": "-2"}, "^WORLD_SIZE: -2 is no whole number"),
         ({"WORLD_SIZE": "2", "RANK": "x"}, "^RANK: x is no whole number"),
@@ -62,7 +66,10 @@ def test_a_script_of_one_process(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "job.yaml").write_text("a: 1\n")
     (tmp_path / "job.py").write_text(SCRIPT)
-    only = "this script is one process. Run it without accelerate launch, or unset WORLD_SIZE"
+    only = (
+        "this program starts its own processes, if any (gen_data.py: workers=ray workers.count=8)."
+        " Run it without accelerate launch, or unset WORLD_SIZE"
+    )
     none = "x is no whole number from 0 on. Unset it"
     for variables, answer in (
         ({"RANK": "1"}, (0, "done\n", "")),

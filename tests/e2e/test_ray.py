@@ -1,0 +1,108 @@
+"""scripts/gen_data.py on a cluster of two nodes, whose processes are killed: the records of one
+process, bit by bit."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.helpers.programs.programs import models, write_prompts
+from tests.invariant.test_interrupted_harvest import assert_same
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = (
+    "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false"
+    " pair.dtype=float64 pair.name=tiny"
+).split()
+PROMPTS, KILLS = 96, 20
+NAMES = ["cmdline"]
+
+
+@pytest.fixture(scope="module")
+def asked(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = (f"w{n % 29 + 1} w{n % 31 + 1} w{n % 7 + 1}" for n in range(PROMPTS))
+    write_prompts(({"prompt": text} for text in texts), str(path))
+    return [*SETTINGS, *models(tiny_pair_dir), f"dataset.path={path}"]
+
+
+def begun(asked: list[str], out: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts/gen_data.py"), *asked, f"out={out}", *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+
+
+def done(process: subprocess.Popen[str]) -> str:
+    printed, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def original(asked: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("original") / "data"
+    done(begun(asked, out))
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_workers_make_the_records_of_one(
+    asked: list[str], original: Path, tmp_path: Path, count: int
+) -> None:
+    printed = done(begun(asked, tmp_path / "data", "workers=ray", f"workers.count={count}"))
+    assert f"{PROMPTS} prompts labelled" in printed and printed.count("saved ") == 1
+    assert_same(tmp_path / "data", original)
+    time_of_all = done(begun(asked, tmp_path / "none", "workers=ray", "estimate=true"))
+    assert "minutes with 2 processes like the one that tried" in time_of_all
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes.add_node(num_cpus=1)
+    yield nodes
+    nodes.shutdown()
+
+
+def running(what: str) -> list[psutil.Process]:
+    """Processes of actors that are at `what`: make, do, or anything."""
+    names = [(each, " ".join(each.info["cmdline"] or [])) for each in psutil.process_iter(NAMES)]
+    return [each for each, name in names if f"ray::_Actor{what}" in name]
+
+
+def test_killed_at_random_nothing_is_lost_or_doubled(
+    asked: list[str], original: Path, tmp_path: Path, cluster: Any
+) -> None:
+    """Processes one after another, and then a node, which another takes the place of."""
+    out, random = tmp_path / "data", Random(2)
+    given = [f"workers.address={cluster.address}", "workers.count=2", "workers.retries=30"]
+    process, killed = begun(asked, out, "workers=ray", *given), 0
+    while killed < KILLS and process.poll() is None:
+        time.sleep(random.uniform(0, 0.1))
+        at = ".make" if killed < 2 else ".do"  # while models are loaded, and at work
+        if killed == KILLS // 2:
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+            killed += 1
+        elif found := running(at):
+            random.choice(found).kill()
+            killed += 1
+    printed = done(process)
+    print(f"{killed} kills, {printed.count('its task is done again')} tasks done again")
+    assert "its task is done again" in printed
+    assert_same(out, original)
