@@ -184,6 +184,11 @@ def priced(cfg: DictConfig, harvest: Harvest, gamma: int) -> BatchCost:
     """Return the costs of the config, measured here if it says so. Raises UserError for those of
     another pair than the harvest's, and for fewer rows than drafts of `gamma` tokens have."""
     if "_target_" in cfg.batch_cost:
+        if gamma > max(cfg.batch_cost.get("gammas") or [gamma]):  # before it is measured
+            raise UserError(
+                f"batch_cost.gammas: expected lengths up to {gamma}, the tokens of a draft, got"
+                f" {list(cfg.batch_cost.gammas)}. Measure more, or lower gamma_max"
+            )
         cost: BatchCost = instantiate(cfg.batch_cost)
         if isinstance(cost, MeasuredBatches) and cost.pair is not None:
             where = f"batch_cost.file: {cfg.batch_cost.file}"

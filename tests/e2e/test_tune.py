@@ -513,3 +513,5 @@ def test_batched_costs_are_measured_and_read_again(replaying: list[str]) -> None
         "context=100000": "batch_cost.context: expected at most",
     }.items():
         assert words in refused(tune, *measure, "batch=[1]", f"batch_cost.{given}")
+    short = [*replaying, "batch=[1]", "batch_cost=vllm", "batch_cost.gammas=[1,2]"]
+    assert "batch_cost.gammas: expected lengths up to" in refused(tune, *short)
