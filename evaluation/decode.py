@@ -213,7 +213,7 @@ class Stage:
             trace.method, trace.seed = name, seed
             trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
             turn[name] = trace
-        return turn
+        return {name: turn[name] for name in engines}
 
 
 def decode(stage: Stage, journal: Journal[Trace]) -> Traces:

@@ -165,10 +165,11 @@ class _Actors:
     remote = True
 
     def __init__(self, ray: Any, workers: Ray, make: Callable[[], Any]) -> None:
-        self._ray, self._workers, self._make = ray, workers, make
+        self._ray, self._workers, self._make = ray, workers, ray.put(make)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus, cpus = ([node.get(name, 0.0) for node in nodes] for name in ("GPU", "CPU"))
-        share = max(range(1, int(max(cpus)) + 1), key=lambda each: (self._fits(cpus, each), each))
+        sizes = range(1, int(max(cpus)) + 1)
+        share = max(sizes, key=lambda each: (self._fits(cpus, each), each), default=1)
         self._needs = {"num_gpus": workers.gpus, "num_cpus": workers.cpus or share}
         for key, there in (("gpus", gpus), ("cpus", cpus)):
             self._refuse_more(key, there)

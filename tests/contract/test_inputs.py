@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.harvest import Progress, harvest
+from data_gen.harvest import Progress, harvest, plan
 from data_gen.requests import Request
 from data_gen.run import finish
 from data_gen.samples import read_inputs
@@ -75,7 +75,7 @@ def harvested(
     settings = replace(RECIPE, gamma=GAMMA, max_new_tokens=MOST, stride=1)
     settings = replace(settings, warp=warp, draft_warp=warp)
     harvest(pair, [given], settings, folder, Progress())
-    finish(pair, [given], settings, folder, *SETTINGS.values())
+    finish(plan(pair, [given], settings), len(trace.tokens), folder, *SETTINGS.values())
     before, drawn = (
         SimpleNamespace(reads=reads, when=when, name="any")
         for reads, when in ((BEFORE, "round"), (DRAWN, "token"))

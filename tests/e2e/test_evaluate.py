@@ -14,6 +14,7 @@ from decoding.trace import Trace, read_traces
 from decoding.verifiers.token import TokenVerifier
 from evaluation import evaluate as flow
 from evaluation import token_texts
+from evaluation.decode import Stage
 from evaluation.table import compare
 from runtime.files import only_writer
 from scripts import evaluate
@@ -145,10 +146,10 @@ def test_settings_are_tried_on_prompts_that_are_not_judged(
     decoded: dict[str, set[str]] = {}
     whole = flow.decode
 
-    def seen(engines: Any, requests: Any, *more: Any) -> Any:
-        stage = "judged" if "autoregressive" in engines else "tried"
-        decoded[stage] = {request.split + request.prompt_id for request in requests}
-        return whole(engines, requests, *more)
+    def seen(stage: Stage, *more: Any) -> Any:
+        name = "tried" if stage.name.startswith("trying") else "judged"
+        decoded[name] = {request.split + request.prompt_id for request in stage.requests}
+        return whole(stage, *more)
 
     monkeypatch.setattr(flow, "decode", seen)
     small = (*evaluating, "methods=[fixed]", "split=test", "repeats=1", "tried_prompts=2")

@@ -3,7 +3,6 @@ templates with arguments and a clock, repeated texts, splits by text."""
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -117,19 +116,14 @@ def test_what_was_begun_in_one_dtype_does_not_go_on_in_another(pair: None) -> No
     assert says in refused("pair.draft_dtype=float64")
 
 
-def test_a_process_that_is_not_the_first_says_who_writes_the_manifest(
-    pair: None, monkeypatch: pytest.MonkeyPatch, capsys: Said
+def test_other_launchers_are_refused_with_the_one_that_harvests(
+    pair: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else is there: it makes every chunk."""
-    monkeypatch.setenv("RANK", "1")
-    with monkeypatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "2")
-        patch.setattr("sys.stdout", sys.stdout)  # which it replaces
-        run()
-    says = "process 2 of 2 is done. The first one (RANK=0) writes manifest.json"
-    assert says in capsys.readouterr().err
-    assert len(list(DATA.glob("chunk-*.json"))) == 3 and not (DATA / "manifest.json").exists()
-    run()  # without a size, RANK means nothing
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "workers=ray workers.count=8" in refused()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "1")  # without a size, it means nothing
+    run()
     assert manifest_of()["prompts"]["count"] == 9
 
 

@@ -1,7 +1,9 @@
 """scripts/gen_data.py on a cluster of two nodes, whose processes are killed: the records of one
 process, bit by bit."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.helpers.programs.programs import models, write_prompts
+from decoding.trace import read_traces
+from papers.specbranch import energy
+from scripts import evaluate, tune
+from tests.helpers.programs.programs import models, refused, run, write_prompts
 from tests.invariant.test_interrupted_harvest import assert_same
 
 pytestmark = pytest.mark.slow
@@ -67,6 +72,29 @@ def test_several_workers_make_the_records_of_one(
     assert_same(tmp_path / "data", original)
     time_of_all = done(begun(asked, tmp_path / "none", "workers=ray", "estimate=true"))
     assert "minutes with 2 processes like the one that tried" in time_of_all
+
+
+RAY = ("workers=ray", "workers.count=2", "workers.cpus=1")
+
+
+def test_a_comparison_decodes_what_one_process_decodes(evaluating: list[str]) -> None:
+    few = (*evaluating, "methods=[confidence]", "warp.temperature=1", "out=runs/x")
+    outputs = []
+    for more in ((), RAY):
+        run(evaluate, *few, *more)
+        paths = [Path(f"runs/x/traces-{name}.jsonl") for name in ("autoregressive", "confidence")]
+        outputs.append([[trace.tokens for trace in read_traces(path)] for path in paths])
+        shutil.rmtree("runs/x")
+    assert outputs[0] == outputs[1]
+    assert "workers: energy is counted in this process" in refused(energy, *few, *RAY)
+
+
+def test_thresholds_are_those_that_one_process_chooses(replaying: list[str]) -> None:
+    found = []
+    for more in ((), RAY):
+        run(tune, *replaying, "cost=c10", "out=runs/x.json", *more)
+        found.append(json.loads(Path("runs/x.json").read_text())["results"])
+    assert found[0] == found[1]
 
 
 @pytest.fixture

@@ -185,7 +185,8 @@ def test_rounds_come_back_as_they_were(rows: int, gamma: int, seed: int) -> None
         record[name] = values[..., None].expand(-1, gamma, count)
     with tempfile.TemporaryDirectory() as name:
         folder = write_harvest(Path(name), rows=2, gamma=gamma)
-        entry = shards.write_shard(folder, "rounds", 0, [record])
+        entry, content = shards.encoded_shard("rounds", 0, [record])
+        (folder / entry.name).write_bytes(content)
         (row,) = next(shards.batches(folder, entry, record)).to_pylist()
     assert row["prompt_id"] == "é\n|" and row["accepted"] == whole.tolist()
     assert torch.equal(torch.tensor(row["accept_prob"]), floats.flatten())

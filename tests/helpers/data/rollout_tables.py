@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.harvest import Progress, harvest
+from data_gen.harvest import Progress, harvest, plan
 from data_gen.requests import Request
 from data_gen.run import finish
 from data_gen.storage.dataset import Harvest
@@ -62,7 +62,7 @@ def harvested_table(
     requests = [Request(f"{n:03}", "toy", prompt, "train") for n, prompt in enumerate(prompts)]
     folder = Path(mkdtemp())
     harvest(pair, requests, recipe, folder, Progress())
-    finish(pair, requests, recipe, folder, *SETTINGS.values())
+    finish(plan(pair, requests, recipe), 0, folder, *SETTINGS.values())
     return read_table(Harvest.open(folder), "train", asked)
 
 
