@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -77,7 +78,9 @@ def test_several_workers_make_the_records_of_one(
 RAY = ("workers=ray", "workers.count=2", "workers.cpus=1")
 
 
-def test_a_comparison_decodes_what_one_process_decodes(evaluating: list[str]) -> None:
+def test_a_comparison_decodes_what_one_process_decodes(
+    evaluating: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = (*evaluating, "methods=[confidence]", "warp.temperature=1", "out=runs/x")
     outputs = []
     for more in ((), RAY):
@@ -86,6 +89,7 @@ def test_a_comparison_decodes_what_one_process_decodes(evaluating: list[str]) ->
         outputs.append([[trace.tokens for trace in read_traces(path)] for path in paths])
         shutil.rmtree("runs/x")
     assert outputs[0] == outputs[1]
+    monkeypatch.setattr(energy, "meter", Mock())
     assert "workers: energy is counted in this process" in refused(energy, *few, *RAY)
 
 
