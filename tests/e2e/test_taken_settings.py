@@ -42,7 +42,8 @@ def taken(program: str) -> Iterator[tuple[Place, Any]]:
     for place in places(program):
         here = composed[place.composition]
         above, _, name = place.key.rpartition(".")
-        setting = at(here, above).get("_target_", place), name
+        owner = at(here, above).get("_target_")
+        setting = (owner, name) if owner else (place.composition, place.key)
         if setting in seen:
             continue
         seen.add(setting)
