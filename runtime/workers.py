@@ -260,7 +260,7 @@ class _Actors:
             return None, f"out of memory: {_first_line(error)}", True
         except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError) as error:
             text = str(error)
-            memory = "out of memory: " if "OOM" in text.partition("Some common")[0] else ""
+            memory = "out of memory: " if "low on memory" in text else ""  # Ray's own monitor
             return None, f"{memory}{_first_line(error)}", True
 
     def _again(self, task: Any, why: str, tries: Counter[Any]) -> bool:
