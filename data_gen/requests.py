@@ -131,8 +131,8 @@ def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = Tr
     if drafted and len(tokens) > context - new_tokens:
         raise UserError(
             f"pair.draft: its context holds {context} tokens, and the prompt {prompt.id} has"
-            f" {len(tokens)} before {new_tokens} new ones. Ask for shorter responses, or take"
-            " longer prompts out of the dataset"
+            f" {len(tokens)} before {new_tokens} new ones. Ask for shorter responses, or set"
+            " dataset.too_long to skip or cut"
         )
     return tokens
 

@@ -71,9 +71,9 @@ def summary(manifest: Manifest) -> str:
     repeated, greedy = manifest.repeated_texts, manifest.warp.temperature == 0
     doubles = f"; {repeated:,} repeat the text of another, in its split" if repeated else ""
     doubles += f"; {manifest.left_out:,} of them left out" if manifest.left_out else ""
-    for what, said in (("skip", "left out besides"), ("cut", "were cut")):
+    for what, said in (("skip", "left out besides"), ("cut", "cut")):
         if count := manifest.too_long.get(what):
-            doubles += f"; {count:,} too long, which {said}"
+            doubles += f"; {count:,} too long, {said}"
     given = f" of {manifest.given_tokens:,} given" if manifest.given_tokens else ""
     stride = manifest.anchors.stride
     where = f"one every {stride} positions" if stride > 1 else "one at every position"

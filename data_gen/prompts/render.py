@@ -40,8 +40,8 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: i
     if len(ids) > max_length:
         raise UserError(
             f"pair.max_length: the prompt {prompt.id} has {len(ids)} tokens, there is room for"
-            f" {max_length}. Raise pair.max_length, ask for shorter responses, or shorten the"
-            " prompt"
+            f" {max_length}. Raise pair.max_length, ask for shorter responses, or set"
+            " dataset.too_long to skip or cut"
         )
     return torch.tensor(ids, dtype=torch.long)
 
