@@ -62,7 +62,8 @@ def fitted(
             size = bisect_right(range(1, size), room, key=tokens)
             while size and tokens(size) > room:  # a longer text may have fewer tokens
                 size -= 1
-            kept += [replace(prompt, text=prompt.text[:size])] if size else []
+            cut = replace(prompt, text=prompt.text[:size], whole=prompt.text)
+            kept += [cut] if size else []
         counts["cut" if what == "cut" and size else "skip"] += 1
     if not kept:
         raise UserError(
@@ -175,7 +176,7 @@ def split_prompts(prompts: Sequence[Prompt], calibration: float, test: float) ->
             f"splits: calibration={calibration} and test={test} must be positive and leave room for"
             " train"
         )
-    texts = {prompt.id: normalised(prompt.text) for prompt in prompts}
+    texts = {prompt.id: identifying(prompt) for prompt in prompts}
     digests = {text: hashlib.sha256(text.encode()).digest() for text in texts.values()}
     place = {text: int.from_bytes(full[:6], "big") / 2**48 for text, full in digests.items()}
     if len(place) < len(SPLITS):
@@ -201,6 +202,12 @@ def normalised(text: str) -> str:
     return told or folded.strip()
 
 
+def identifying(prompt: Prompt) -> str:
+    """Return the text that says which prompts are the same: how much of it is kept does not
+    matter."""
+    return normalised(prompt.whole or prompt.text)
+
+
 def repeats(prompts: Sequence[Prompt]) -> int:
-    """Return how many prompts have the `normalised` text of one before them."""
-    return len(prompts) - len({normalised(prompt.text) for prompt in prompts})
+    """Return how many prompts have the `identifying` text of one before them."""
+    return len(prompts) - len({identifying(prompt) for prompt in prompts})

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import Request, normalised, requests_of_split
+from data_gen.requests import Request, identifying, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.settings import Pair
@@ -159,8 +159,8 @@ def load_requests(
     prompts = load_prompts(cfg.dataset)
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
-        texts = {normalised(p.text) for p in prompts if (p.dataset, p.id) in aside}
-        prompts = [prompt for prompt in prompts if normalised(prompt.text) not in texts]
+        texts = {identifying(p) for p in prompts if (p.dataset, p.id) in aside}
+        prompts = [prompt for prompt in prompts if identifying(prompt) not in texts]
     tokens, shares = cfg.max_new_tokens, cfg.splits
     return requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
 

@@ -348,8 +348,10 @@ def heading(cfg: DictConfig) -> str:
 def hardware(facts: Mapping[str, Any]) -> str:
     """Return the hardware and software of the measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    count = facts.get("config", {}).get("workers", {}).get("count", 1)
+    shared = f" {count} processes at once, threads as Ray gives them," if count > 1 else ""
     return (
-        f"{in_words(facts['hardware'])}, threads: {facts['threads']},"
+        f"{in_words(facts['hardware'])}, threads: {facts['threads']},{shared}"
         f" {in_words(facts['dtypes'])}; {versions}."
     )
 

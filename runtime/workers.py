@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 MEMORY_TRIES = 2  # of a task for which memory has not sufficed
 PATIENCE = 60.0  # seconds until a worker that does not start is named
 
-State = TypeVar("State")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -60,13 +59,18 @@ class Workers(Protocol):
         if not tasks:
             return
         with self.team(make) as team:
-            for task, result in team.map(do, tasks):
-                if result is None:
-                    raise UserError(
-                        "workers.lost: a task was left out, and the results want all. Run the same"
-                        " command again, with workers.lost=stop"
-                    )
-                yield task, result
+            yield from whole(team.map(do, tasks))
+
+
+def whole(results: Iterable[tuple[Task, Result | None]]) -> Iterator[tuple[Task, Result]]:
+    """Yield the results of a team. Raises UserError where a task was left out."""
+    for task, result in results:
+        if result is None:
+            raise UserError(
+                "workers.lost: a task was left out, and the results want all. Run the same command"
+                " again, with workers.lost=stop"
+            )
+        yield task, result
 
 
 class Local(Workers):
@@ -149,10 +153,11 @@ class Ray(Workers):
                 log_to_driver=False,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"workers.address: no cluster of Ray answers at {self.address}"
-                f" ({str(error).splitlines()[0][:200]}). Start one, or leave it away"
-            ) from error
+            if self.address is None:
+                raise UserError(
+                    f"workers: Ray does not start here ({_first_line(error)}). Mend what it names"
+                ) from error
+            raise _silent(self.address, error) from error
         try:
             yield _Actors(ray, self, make)
         finally:
@@ -174,7 +179,7 @@ class _Actors:
         for key, there in (("gpus", gpus), ("cpus", cpus)):
             self._refuse_more(key, there)
         self._class = ray.remote(**self._needs)(_Actor)
-        self._starting, self._idle = dict[Any, Any](), list[Any]()
+        self._starting, self._idle, self._unmade = dict[Any, Any](), list[Any](), 0
         for _ in range(workers.count):
             self._start()
 
@@ -200,10 +205,11 @@ class _Actors:
     ) -> Iterator[tuple[Task, Result | None]]:
         """See `Team`."""
         waiting, busy, tries = deque(tasks), dict[Any, tuple[Any, Task]](), Counter[Task]()
+        sent = self._ray.put(do)
         while waiting or busy:
             while waiting and self._idle:
                 actor, task = self._idle.pop(), waiting.popleft()
-                busy[actor.do.remote(do, task)] = actor, task
+                busy[actor.do.remote(sent, task)] = actor, task
             done, _ = self._ray.wait([*busy, *self._starting], timeout=PATIENCE)
             if not (done or busy):
                 print(
@@ -213,7 +219,7 @@ class _Actors:
                 )
             for reference in done:
                 if reference in self._starting:
-                    self._idle += self._started(reference, tries)
+                    self._idle += self._started(reference)
                     continue
                 actor, task = busy.pop(reference)
                 result, why, dead = self._result(reference)
@@ -227,15 +233,15 @@ class _Actors:
                 else:
                     yield task, None
 
-    def _started(self, reference: Any, tries: Counter[Any]) -> list[Any]:
+    def _started(self, reference: Any) -> list[Any]:
         """Return the actor whose state is made, if it is. Raises UserError for one that cannot
         make it, again and again."""
         actor = self._starting.pop(reference)
         _, why, dead = self._result(reference)
         if why is None:
             return [actor]
-        tries[None] += 1
-        if not dead or tries[None] > self._workers.retries:
+        self._unmade += 1
+        if not dead or self._unmade > self._workers.retries:
             raise UserError(f"workers: none could load its models ({why}). Mend what it names")
         self._start()
         return []
@@ -296,10 +302,14 @@ def _refuse_silent(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"workers.address: no cluster of Ray answers at {address} ({error}). Start one, or"
-            " leave it away"
-        ) from error
+        raise _silent(address, error) from error
+
+
+def _silent(address: str, error: Exception) -> UserError:
+    return UserError(
+        f"workers.address: no cluster of Ray answers at {address} ({_first_line(error)}). Start"
+        " one, or leave it away"
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,9 +6,8 @@ become shards.
     python scripts/gen_data.py verify=true out=data/starter     # is every byte as written?
     python scripts/gen_data.py dataset=jsonl dataset.path=prompts.jsonl out=data/mine
     python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
-    python scripts/gen_data.py workers=ray workers.count=4 workers.gpus=2         # 8 GPUs
-    ray symmetric-run --address head:6379 --min-nodes 4 -- python scripts/gen_data.py workers=ray \
-        workers.address=auto workers.count=16 workers.gpus=2        # under srun, a task a node
+    python scripts/gen_data.py workers=ray workers.count=4 workers.gpus=2      # one machine, 8 GPUs
+    python scripts/gen_data.py workers=ray workers.address=auto workers.count=16 workers.gpus=2
 
 Several processes (Ray) divide the batches among themselves; this one writes them. Interrupted, the
 same command continues after the last finished batch; it also makes anew what is missing or damaged.
@@ -70,9 +69,8 @@ def main(asked: GenData) -> None:
     from data_gen.run import MARKS, estimate, finish, print_results, progress_bar, report_faults
     from data_gen.settings import HarvestSettings
     from data_gen.storage.claim import begun_on, refuse_others
-    from decoding.models.context import context_of
-    from decoding.models.loading import load_tokenizer
-    from decoding.models.options import load_config
+    from decoding.models.loading import context_of, load_tokenizer
+    from runtime.workers import whole
 
     out, workers = checked_folder("out", asked.out), instantiate(asked.workers)
     if asked.verify:
@@ -82,11 +80,11 @@ def main(asked: GenData) -> None:
     settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
     prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
     shares = asked.splits.calibration, asked.splits.test
-    files = [asked.pair.model(side) for side in ("target", "draft")]
-    tokenizer, day = load_tokenizer(files[0]), begun_on(out) or date.today().isoformat()
-    context = min(context_of(load_config(each), asked.pair.max_length) for each in files)
-    room = context - settings.max_new_tokens - settings.gamma
-    prompts, too_long = fitted(prompts, tokenizer, room, day)
+    tokenizer = load_tokenizer(asked.pair.model("target"))
+    day, too_long = begun_on(out) or date.today().isoformat(), dict[str, int]()
+    if any(prompt.too_long != "error" for prompt in prompts):
+        room = context_of(asked.pair) - settings.max_new_tokens - settings.gamma
+        prompts, too_long = fitted(prompts, tokenizer, room, day)
     known = settings_of(list(split_prompts(prompts, *shares).values()), settings)
     known["pair"] = {"name": asked.pair.name}
     known["responses"] = "external" if source.external else "generated"
@@ -100,15 +98,15 @@ def main(asked: GenData) -> None:
     start = time.perf_counter()
     with only_writer(out), workers.team(make) as team:
         if asked.estimate:
-            ((_, found),) = team.map(estimate, [None])
+            ((_, found),) = whole(team.map(estimate, [None]))
             found.print(out, workers.count)
             return
-        ((_, (plan, given_tokens)),) = team.map(Maker.facts, [None])
+        ((_, (plan, given_tokens)),) = whole(team.map(Maker.facts, [None]))
         bar, progress = progress_bar(len(prompts), settings)
         with bar:
             make_chunks(team, plan, out, progress)
         origin = asked.splits, asked.responses, repeats(prompts)
-        made = finish(plan, given_tokens, out, *origin, dict(too_long))
+        made = finish(plan, given_tokens, out, *origin, too_long)
     print_results(made, time.perf_counter() - start, bool(given))
 
 

@@ -135,6 +135,7 @@ def unchecked(values: Mapping[str, Any]) -> Mapping[str, str]:
         "judge_data": values["judge_data"] and "[] with check=true, which decodes one harvest's",
         "methods": set(values["methods"]) & set(values["structures"])
         and "names among rules with check=true, which compares no structure",
+        "workers": "count" in values["workers"] and "local with check=true, which decodes here",
     }
     return {key: str(what) for key, what in unread.items() if what and values["check"]}
 

@@ -25,7 +25,8 @@ class Prompt:
     ``date``: ISO 8601 date that the template gets when it asks for the time; None: today.
     ``parts``: the template takes content only as a list. ``rendering``: a hash of the text rendered
     at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`). ``too_long``: what
-    becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`)."""
+    becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`).
+    ``whole``: the text before it was cut, by which it is split; "" if it was not."""
 
     id: str
     dataset: str
@@ -38,6 +39,7 @@ class Prompt:
     parts: bool = False
     rendering: str = ""
     too_long: str = "error"
+    whole: str = ""
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:

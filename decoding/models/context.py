@@ -141,10 +141,10 @@ def context_limit(model: PreTrainedModel, asked: int | None) -> int:
     code = vars(sys.modules[type(model.get_decoder()).__module__])
     sizes = _window_sizes(model).items()
     limits = [size for kind, size in sizes if MAKERS[kind] not in code]
-    return min([context_of(model.config, asked), *limits])
+    return min([configured_limit(model.config, asked), *limits])
 
 
-def context_of(config: PreTrainedConfig, asked: int | None) -> int:
+def configured_limit(config: PreTrainedConfig, asked: int | None) -> int:
     """Return the most tokens of a context as far as a configuration says: `context_limit` may be
     lower."""
     limits = asked, getattr(config.get_text_config(), "max_position_embeddings", None)

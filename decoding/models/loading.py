@@ -20,7 +20,7 @@ from transformers.quantizers import AutoQuantizationConfig
 from transformers.utils import ADAPTER_CONFIG_NAME, is_peft_available
 
 from decoding.models.cached_lm import CachedLM
-from decoding.models.context import refuse_unsteady
+from decoding.models.context import configured_limit, refuse_unsteady
 from decoding.models.draft_vocabulary import KEY as VOCABULARY
 from decoding.models.draft_vocabulary import keep_rows, own_vocabulary, read_vocabulary, with_ends
 from decoding.models.eagle.checkpoint import find_checkpoint, load_published
@@ -188,6 +188,14 @@ def load_llama(settings: ModelSettings) -> LlamaForCausalLM:
             " recipe knows"
         )
     return model
+
+
+def context_of(settings: Pair) -> int:
+    """Return the most tokens of a context as far as the configurations of a pair's models say,
+    before they are loaded; those of a published EAGLE draft are its target's."""
+    target, draft = settings.model("target"), settings.model("draft")
+    read = [target] if find_checkpoint(draft) else [target, draft]
+    return min(configured_limit(load_config(each), settings.max_length) for each in read)
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:

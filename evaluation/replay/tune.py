@@ -93,9 +93,9 @@ def tuned(
     def replayed(on: Harvest, split: str) -> Sample:
         asked = [*stops.values(), *structures.values()]
         prompts = read.replayer(cfg, gamma_max, on, split, asked)
-        workers = instantiate(cfg.workers)
-        candidates = tuning.candidates_of(cfg, stops, prompts, workers=workers)
-        return tuning.sample(prompts, candidates, structures, cfg.points)
+        return tuning.sample(
+            prompts, tuning.candidates_of(cfg, stops, prompts), structures, cfg.points
+        )
 
     splits = {split: replayed(harvest, split) for split in (cfg.choose, cfg.judge)}
     chosen_on, judged_on = splits.values()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
+from hydra.utils import instantiate
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 
@@ -72,10 +73,10 @@ def candidates_of(
     stops: Mapping[str, TunableRule],
     replayer: Replayer,
     thresholds: Sequence[float] | None = None,
-    workers: Workers = LOCAL,
 ) -> list[Candidate]:
     """Replay every rule at every threshold of its grid, or at those given: the same for every
     split."""
+    workers = instantiate(cfg.workers) if "workers" in cfg else LOCAL
     policies = {name: stop.policy(replayer.table) for name, stop in stops.items()}
     grid = {
         name: list(thresholds or stop.grid(cfg.points, replayer.gamma_max))

@@ -25,6 +25,10 @@ def prompts(*texts: str) -> list[Prompt]:
     return [Prompt(f"p{number}", "toy", "", text, chat=False) for number, text in enumerate(texts)]
 
 
+def splits_of(some: list[Prompt]) -> dict[str, str]:
+    return split_prompts(some, 0.2, 0.2)
+
+
 def splits(texts: list[str], calibration: float, test: float) -> dict[str, str]:
     """By text; texts with several splits are refused."""
     rows = prompts(*texts)
@@ -111,6 +115,9 @@ def test_prompts_that_do_not_fit_are_left_out_or_cut_where_that_is_said():
         asked = [replace(prompt, too_long=what) for prompt in prompts("w1 w2", words)]
         found, counted = fitted(asked, tokenizer, 4)
         assert [prompt.text.strip() for prompt in found] == kept and dict(counted) == counts
+    asked = [replace(prompt, too_long="cut") for prompt in prompts(words, *NAMES)]
+    cut = [fitted(asked, tokenizer, room)[0] for room in (2, 4)]
+    assert splits_of(cut[0]) == splits_of(cut[1]) == splits_of(asked), "how much was cut is no text"
     skipped = [replace(asked[0], too_long="skip")]
     refuses("^dataset.too_long: none of 1 prompts has 0", fitted, skipped, tokenizer, 0)
 
