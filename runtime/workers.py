@@ -111,7 +111,8 @@ class Ray(Workers):
         cpus: Annotated[
             float | None,
             Field(gt=0),
-            "cores of each, which are its threads; null: an equal share of all",
+            "cores of each, which are its threads (another number of threads may round otherwise);"
+            " null: an equal share of all",
         ],
         address: Annotated[
             Text | None,

@@ -9,8 +9,9 @@ become shards.
     python scripts/gen_data.py workers=ray workers.count=4 workers.gpus=2      # one machine, 8 GPUs
     python scripts/gen_data.py workers=ray workers.address=auto workers.count=16 workers.gpus=2
 
-Several processes (Ray) divide the batches among themselves; this one writes them. Interrupted, the
-same command continues after the last finished batch; it also makes anew what is missing or damaged.
+Several processes (Ray) divide the batches among themselves; this one writes them. Records are the
+same for any number with as many threads each (workers.cpus). Interrupted, the same command
+continues after the last finished batch; it also makes anew what is missing or damaged.
 `--help` lists every setting.
 
 Records: mixed (draft tokens in a mix of response and candidates, SpecDec++'s) and rounds (gamma
