@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,7 +30,6 @@ SETTINGS = (
     " pair.dtype=float64 pair.name=tiny"
 ).split()
 PROMPTS, KILLS = 96, 20
-NAMES = ["cmdline"]
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,12 @@ def cluster() -> Iterator[Any]:
 
 
 def running(what: str) -> list[psutil.Process]:
-    """Processes of actors that are at `what`: make, do, or anything."""
-    names = [(each, " ".join(each.info["cmdline"] or [])) for each in psutil.process_iter(NAMES)]
-    return [each for each, name in names if f"ray::_Actor{what}" in name]
+    """Processes of this test's actors that are at `what`: make, or do."""
+    found = list[psutil.Process]()
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found += [each] if f"ray::_Actor{what}" in " ".join(each.cmdline()) else []
+    return found
 
 
 def test_killed_at_random_nothing_is_lost_or_doubled(

@@ -89,8 +89,8 @@ def test_what_is_not_there_is_refused() -> None:
             raise AssertionError
 
     refuses("workers.gpus: expected GPUs that there are, got 2 processes with 1 each", team, gpus=1)
-    for address in ("127.0.0.1:1", "auto"):
-        refuses(f"workers.address: no cluster of Ray answers at {address}", team, address=address)
+    refuses("workers.address: no cluster of Ray answers at x:1", team, address="x:1")
+    refuses("workers.address: no cluster .* at 127.0.0.1:1 ", team, address="127.0.0.1:1")
 
 
 @pytest.mark.slow
