@@ -14,10 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import Field
-
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Text
+from runtime.settings.kinds import Count, Size, Text
 
 ROOT = Path(__file__).parents[1]
 MEMORY_TRIES = 2  # of a task for which memory has not sufficed
@@ -107,10 +105,9 @@ class Ray(Workers):
     def __init__(
         self,
         count: Annotated[Count, "processes"],
-        gpus: Annotated[float, Field(ge=0), "GPUs of each; it sees no others"],
+        gpus: Annotated[Size, "GPUs of each; it sees no others"],
         cpus: Annotated[
-            float | None,
-            Field(gt=0),
+            Count | None,
             "cores of each, which are its threads (another number of threads may round otherwise);"
             " null: an equal share of all",
         ],

@@ -80,18 +80,18 @@ def main(asked: GenData) -> None:
     refuse_foreign(out, *MARKS)
     settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
     prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
-    shares = asked.splits.calibration, asked.splits.test
-    tokenizer = load_tokenizer(asked.pair.model("target"))
+    shares, target = (asked.splits.calibration, asked.splits.test), asked.pair.model("target")
     day, too_long = begun_on(out) or date.today().isoformat(), dict[str, int]()
     if any(prompt.too_long != "error" for prompt in prompts):
         room = context_of(asked.pair) - settings.max_new_tokens - settings.gamma
-        prompts, too_long = fitted(prompts, tokenizer, room, day)
+        prompts, too_long = fitted(prompts, load_tokenizer(target), room, day)
     known = settings_of(list(split_prompts(prompts, *shares).values()), settings)
     known["pair"] = {"name": asked.pair.name}
     known["responses"] = "external" if source.external else "generated"
     if not asked.estimate:
         refuse_others(out, known)
-    prompts = as_asked(prompts, tokenizer, day, source.external)
+    if any(prompt.chat for prompt in prompts):
+        prompts = as_asked(prompts, load_tokenizer(target), day, source.external)
     # Before loading models, whose memory a server may need.
     given = source.fetch(prompts, settings, out, ask=not asked.estimate)
     prompts = asked_on(prompts, given)
