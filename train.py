@@ -18,7 +18,7 @@ import math
 import pathlib
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -78,8 +78,8 @@ MARKER = "metrics.json"  # marks a checkpoint folder
 
 @dataclass(frozen=True)
 class Data:
-    """Samples by split, and the rounds of the splits on which prefix survival is fitted and
-    judged."""
+    """Samples by split, those that are not trained on as they are scored, and the rounds of the
+    splits on which prefix survival is fitted and judged."""
 
     samples: dict[str, Records]
     rounds: dict[str, Records | None]
@@ -95,7 +95,7 @@ class Judged(NamedTuple):
 @program(__file__, Train, several=True)
 def main(settings: Train) -> None:
     """Train a checkpoint on a harvest, or calibrate imported confidences."""
-    from data_gen.samples import first_prompts, inputs_of, read_rounds, read_samples, unseen_prompts
+    from data_gen.samples import first_prompts, inputs_of, unseen_prompts
     from data_gen.storage.dataset import Harvest
     from data_gen.storage.shards import SPLITS
     from predictors.confidences import run as confidences
@@ -115,13 +115,11 @@ def main(settings: Train) -> None:
     refuse_foreign(out, MARKER)
     first = this_process().is_main_process
     unseen = [unseen_prompts(other, harvest, predictor) for other in others]
-    samples = {
-        split: read_samples(harvest, predictor, split, pair)
-        for split in (SPLITS if first else SPLITS[:1])
-    }
-    if settings.prompts is not None:
-        samples["train"] = first_prompts(samples["train"], settings.prompts)
-    rounds = {s: read_rounds(harvest, predictor, s, pair) for s in samples if s != "train"}
+    few = None if settings.prompts is None else first_prompts(harvest, settings.prompts)
+    read = Reader(predictor, pair, out)
+    samples = {"train": read.samples(harvest, "train", few)}
+    samples |= {split: read.scored(harvest, split) for split in SPLITS[1:] if first}
+    rounds = {split: read.rounds(harvest, split) for split in samples if split != "train"}
     with only_writer(out) if first else nullcontext():
         logger: Any = instantiate(settings.logger) if first else NullLogger()
         logger.start("train", settings.plain())
@@ -139,7 +137,9 @@ def main(settings: Train) -> None:
             leave_others()
             if first:
                 elsewhere = {
-                    str(folder): read_judged(predictor, other, pair, prompts)
+                    str(folder): Judged(
+                        read.scored(other, "all", prompts), read.rounds(other, "all", prompts)
+                    )
                     for folder, other, prompts in zip(settings.drift, others, unseen, strict=True)
                 }
                 judge(predictor, Data(samples, rounds), elsewhere, settings, metrics)
@@ -169,11 +169,12 @@ def judge(
         test_scores,
     )
 
-    samples = {split: reached(rows) for split, rows in data.samples.items()}
+    samples = data.samples
+    learned = {name: values for name, values in samples["train"].items() if name != "inputs"}
     rounds, test = data.rounds["calibration"], Judged(samples["test"], data.rounds["test"])
     kept, fit = settings.calibration.survival, instantiate(settings.calibration.fit)
     fit_calibration(predictor, samples["calibration"], rounds if kept else None, fit)
-    metrics["test"] = test_scores(predictor, samples["train"], test.samples)
+    metrics["test"] = test_scores(predictor, reached(learned), test.samples)
     judged = {f"{settings.data} (test split)": test, **elsewhere}
     metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
     if rounds is not None:
@@ -185,16 +186,51 @@ def judge(
         }
 
 
-def read_judged(
-    predictor: Predictor, harvest: Harvest, pair: Pair, prompts: torch.Tensor
-) -> Judged:
-    """Read the data of `prompts` [n] of a harvest, on which nothing was fitted."""
-    from data_gen.samples import of_prompts, reached, read_rounds, read_samples
+@dataclass(frozen=True)
+class Reader:
+    """Reads samples and rounds of harvests, their inputs mapped from files beside `out`."""
 
-    samples = read_samples(harvest, predictor, "all", pair)
-    rounds = read_rounds(harvest, predictor, "all", pair)
-    kept = None if rounds is None else of_prompts(rounds, prompts)
-    return Judged(reached(of_prompts(samples, prompts)), kept)
+    predictor: Predictor
+    pair: Pair
+    out: pathlib.Path
+
+    def samples(
+        self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None
+    ) -> Records:
+        """Return the samples of a split, of some `prompts` [n] or of all, in every process."""
+        return self._mapped(self._parts(harvest, split, prompts), shared=True)
+
+    def scored(
+        self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None
+    ) -> Records:
+        """Return the samples that predictions are scored on, in this process."""
+        from data_gen.samples import reached
+
+        return self._mapped(map(reached, self._parts(harvest, split, prompts)))
+
+    def _parts(
+        self, harvest: Harvest, split: str, prompts: torch.Tensor | None
+    ) -> Iterator[Records]:
+        from data_gen.samples import sample_parts
+
+        return sample_parts(harvest, self.predictor, split, self.pair, prompts)
+
+    def rounds(
+        self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None
+    ) -> Records | None:
+        """Return the rounds of a split, for prefix survival; None where the predictor is not asked
+        about single draft tokens."""
+        from data_gen.samples import round_parts
+
+        if self.predictor.when == "round":
+            return None
+        parts = round_parts(harvest, self.predictor, split, self.pair, prompts)
+        return self._mapped(parts)
+
+    def _mapped(self, parts: Iterable[Records], shared: bool = False) -> Records:
+        from data_gen.storage.mapped import mapped
+
+        return mapped(parts, self.out.with_name(f".{self.out.name}.rows"), shared)
 
 
 def facts(

@@ -1,7 +1,7 @@
 """Hidden states and embeddings that a harvest did not store (`features=recompute`), computed again
 from its token ids."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 
 import torch
@@ -25,9 +25,9 @@ Maker = Callable[[ModelPair, Row, Row, RecordedLayers], Tensor]
 
 def recompute(
     harvest: Harvest, kind: str, split: str, columns: Collection[str], settings: Pair
-) -> Row:
-    """Return the recomputed columns of `data_gen.samples.read_columns(harvest, kind, split,
-    columns)`, equal up to rounding to those that a harvest would have stored.
+) -> Iterator[Row]:
+    """Yield the recomputed columns of `data_gen.samples.read_columns(harvest, kind, split,
+    columns)`, prompt by prompt, equal up to rounding to those that a harvest would have stored.
 
     settings: of the pair that was harvested. Raises UserError if it is another pair.
     """
@@ -41,11 +41,8 @@ def recompute(
         )
     answers = harvest.by_prompt("responses", split, ["prompt_tokens", "response_tokens"])
     ids = ["position", "token"] if kind == "mixed" else ["anchor", "committed", "token"]
-    made: dict[str, list[Tensor]] = {name: [] for name in columns}
     for answer, row in zip(answers, harvest.by_prompt(kind, split, ids), strict=True):
-        for name in columns:
-            made[name].append(MAKERS[kind, name](pair, answer, row, harvest.inputs))
-    return {name: torch.cat(parts) for name, parts in made.items()}
+        yield {name: MAKERS[kind, name](pair, answer, row, harvest.inputs) for name in columns}
 
 
 @lru_cache(maxsize=1)

@@ -1,17 +1,18 @@
 """Samples that predictors are trained and scored on, made from a harvest's records."""
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from data_gen.storage.dataset import Harvest
+from data_gen.storage.dataset import Harvest, joined
 from data_gen.storage.shards import FEATURES
 from decoding.settings import Pair
 from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, recorded, refuse_unreadable
 from runtime.compatibility import incompatible
-from runtime.errors import UserError
+from runtime.errors import TooFewRows, UserError
 
 VERDICTS = ("known", "drafted", "accept_prob", "q_drawn")
 
@@ -24,10 +25,30 @@ def read_samples(
     pair: settings of the pair that was harvested; only needed if the harvest stored no hidden
     states, to run it again. Raises UserError as `Harvest.records`, and if harvested rounds are
     shorter than the predictor needs."""
+    return joined(list(sample_parts(harvest, predictor, split, pair)))
+
+
+def sample_parts(
+    harvest: Harvest,
+    predictor: Predictor,
+    split: str,
+    pair: Pair | None = None,
+    prompts: Tensor | None = None,
+) -> Iterator[Records]:
+    """Yield `read_samples` a few prompts at a time. prompts: [n] bool by `group`, those that are
+    read; None: all."""
     refuse_short_rounds(harvest, predictor)
-    return predictor.samples(
-        read_inputs(harvest, predictor, predictor.kind, split, predictor.columns, pair)
-    )
+    asked, found = (predictor.kind, split, predictor.columns, pair, prompts), False
+    for part in input_parts(harvest, predictor, *asked):
+        try:
+            samples = predictor.samples(part)
+        except TooFewRows as error:
+            few = error
+            continue
+        found = True
+        yield samples
+    if not found:
+        raise few
 
 
 def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
@@ -40,14 +61,16 @@ def refuse_short_rounds(harvest: Harvest, predictor: Predictor) -> None:
         )
 
 
-def read_rounds(
-    harvest: Harvest, predictor: Predictor, split: str, pair: Pair | None = None
-) -> Records | None:
-    """Return the rounds of one split with `inputs` [N, gamma, D], for prefix survival; None where
-    `predictor` is not asked about single draft tokens."""
-    if predictor.when == "round":
-        return None
-    return read_inputs(harvest, predictor, "rounds", split, VERDICTS, pair)
+def round_parts(
+    harvest: Harvest,
+    predictor: Predictor,
+    split: str,
+    pair: Pair | None = None,
+    prompts: Tensor | None = None,
+) -> Iterator[Records]:
+    """Yield the rounds of one split with `inputs` [N, gamma, D], for prefix survival, a few prompts
+    at a time. prompts: as in `sample_parts`."""
+    return input_parts(harvest, predictor, "rounds", split, VERDICTS, pair, prompts)
 
 
 def of_prompts(records: Records, prompts: Tensor) -> Records:
@@ -56,17 +79,17 @@ def of_prompts(records: Records, prompts: Tensor) -> Records:
     return {name: values[kept] for name, values in records.items()}
 
 
-def first_prompts(records: Records, count: int) -> Records:
-    """Return the rows of the first `count` prompts in a fixed order: a smaller count gives a
-    subset. Raises UserError if there are fewer."""
-    known = torch.unique(records["group"])
-    if count > len(known):
+def first_prompts(harvest: Harvest, count: int) -> Tensor:
+    """Return which prompts of the training split, [prompts] bool, are the first `count` in a fixed
+    order: a smaller count gives a subset. Raises UserError if there are fewer."""
+    known = harvest.splits["train"]
+    if count > known:
         raise UserError(
-            f"prompts: expected at most the {len(known)} prompts of the training split, got"
+            f"prompts: expected at most the {known} prompts of the training split, got"
             f" {count}. Write e.g. prompts=null"
         )
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
-    return of_prompts(records, torch.isin(torch.arange(int(known[-1]) + 1), known[order[:count]]))
+    order = torch.randperm(known, generator=torch.Generator().manual_seed(0))
+    return torch.zeros(known, dtype=torch.bool).index_fill_(0, order[:count], True)
 
 
 def reached(samples: Records) -> Records:
@@ -138,11 +161,30 @@ def read_inputs(
 ) -> Records:
     """Return the columns `columns` of one kind of record, `group`, and `inputs`, the matrix that
     `predictor` reads (`predictors.inputs.recorded`)."""
+    return joined(list(input_parts(harvest, predictor, kind, split, columns, pair)))
+
+
+def input_parts(
+    harvest: Harvest,
+    predictor: Predictor,
+    kind: str,
+    split: str,
+    columns: Collection[str],
+    pair: Pair | None = None,
+    prompts: Tensor | None = None,
+) -> Iterator[Records]:
+    """Yield `read_inputs` a few prompts at a time. prompts: as in `sample_parts`."""
     inputs, when = inputs_of(harvest, predictor), predictor.when
     refuse_unreadable(inputs, when, kind, predictor.name)
-    records = read_columns(harvest, kind, split, {*columns, *inputs.columns(when)}, pair)
-    kept = {name: records[name] for name in (*columns, "group")}
-    return kept | {"inputs": recorded(inputs, harvest.inputs, records, when)}
+    found = False
+    for part in _column_parts(harvest, kind, split, {*columns, *inputs.columns(when)}, pair):
+        records = part if prompts is None else of_prompts(part, prompts)
+        if len(records["group"]):
+            found = True
+            kept = {name: records[name] for name in (*columns, "group")}
+            yield kept | {"inputs": recorded(inputs, harvest.inputs, records, when)}
+    if not found:
+        raise TooFewRows(f"data: none of these prompts of {harvest.folder} has {kind} records")
 
 
 def read_columns(
@@ -150,10 +192,16 @@ def read_columns(
 ) -> Records:
     """Return `Harvest.records`, with hidden states recomputed if none are stored, and with the
     columns of `WORKED_OUT`."""
+    return joined(list(_column_parts(harvest, kind, split, columns, pair)))
+
+
+def _column_parts(
+    harvest: Harvest, kind: str, split: str, columns: Collection[str], pair: Pair | None
+) -> Iterator[dict[str, Tensor]]:
     made = {name for name in columns if name in WORKED_OUT}
     ids = {WORKED_OUT[name][0] for name in made}
-    records = harvest.records(kind, split, {*columns, *ids} - made)
     wanted = {name for name in columns if name in FEATURES or name in EMBEDDINGS}
+    again: Iterator[Records] = iter(())
     if wanted and not harvest.features_stored:
         if pair is None:
             raise UserError(
@@ -161,11 +209,16 @@ def read_columns(
             )
         from data_gen.recompute import recompute  # imports the models
 
-        records |= recompute(harvest, kind, split, wanted, pair)
-    for name in made - records.keys():
-        source, work_out = WORKED_OUT[name]
-        records[name] = work_out(harvest, records[source])
-    return records
+        again = recompute(harvest, kind, split, wanted, pair)
+    for prompts, records in harvest.parts(kind, split, {*columns, *ids} - made):
+        states = list(islice(again, prompts))
+        if records is None:
+            continue
+        records |= joined(states) if states else {}
+        for name in made - records.keys():
+            source, work_out = WORKED_OUT[name]
+            records[name] = work_out(harvest, records[source])
+        yield records
 
 
 def _depth(harvest: Harvest, tokens: Tensor) -> Tensor:

@@ -210,25 +210,24 @@ class HRAD(Predictor):
         """Train on `inputs` [n, D] and their labels. Only the rows that are not held out are
         rebalanced; soft labels are learned as they are."""
         held = self.begin(records, inputs, trainer)
-        x = records["inputs"].float()
+        x = records["inputs"]
         if self.standardise:
-            self.head.mean, self.head.scale = standardisation(x[~held])
+            self.head.mean, self.head.scale = standardisation(x, ~held)
         if self.labels == "soft":
             y, loss = self.targets(records), partial(smoothed_cross_entropy, smoothing=0.0)
-            trainer.train(self.head, Items(x[~held], y[~held]), Items(x[held], y[held]), loss, loss)
+            trainer.train(self.head, Items(x, y, kept=~held), Items(x, y, kept=held), loss, loss)
             return self
         label = records["label"]
-        fold = x[~held], label[~held], records["group"][~held]
         self.offset = log_prior(label, len(self.classes))
-        if self.smote_neighbours:
-            fold = smote(*fold, self.smote_neighbours, trainer.seed)
+        more = smote(x, label, ~held, self.smote_neighbours, trainer.seed)
+        fold = Items(x, label, kept=~held, more=more)
         trainer.train(
             self.head,
-            Items(fold[0], fold[1]),
-            Items(x[held], label[held]),
+            fold,
+            Items(x, label, kept=held),
             partial(smoothed_cross_entropy, smoothing=self.label_smoothing),
             partial(balanced_cross_entropy, smoothing=self.label_smoothing),
-            weights=balancing_weights(fold[1]),
+            weights=balancing_weights(fold.y),
         )
         return self
 

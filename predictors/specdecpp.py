@@ -137,9 +137,8 @@ class SpecDecPP(Predictor):
         held = self.begin(records, inputs, trainer)
         x, s, group = records["inputs"], records["accept_prob"], records["group"]
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
-        trainer.train(
-            self.head, Items(x[~held], s[~held], group[~held]), Items(x[held], s[held]), loss, loss
-        )
+        fold, rest = Items(x, s, group, kept=~held), Items(x, s, kept=held)
+        trainer.train(self.head, fold, rest, loss, loss)
         return self
 
     def targets(self, records: Records) -> torch.Tensor:

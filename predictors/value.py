@@ -158,8 +158,8 @@ class Value(Predictor):
         held = self.begin(records, inputs, trainer)
         x, y = records["inputs"], records["outcomes"] * records["weight"][:, None]
         head, loss = self.head, weighted_cross_entropy
-        head.mean, head.scale = standardisation(head.spread(x[~held].float()))
-        trainer.train(head, Items(x[~held], y[~held]), Items(x[held], y[held]), loss, loss)
+        head.mean, head.scale = standardisation(x, ~held, head.spread)
+        trainer.train(head, Items(x, y, kept=~held), Items(x, y, kept=held), loss, loss)
         return self
 
     def targets(self, records: Records) -> Tensor:

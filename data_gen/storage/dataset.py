@@ -1,7 +1,7 @@
 """A finished harvest: its manifest, its records by split, its responses, and its verification."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -173,33 +173,47 @@ class Harvest:
         (to check or make splits by prompt). Hidden states are left out if the harvest stored none.
         Raises UserError naming the shard when one is missing or damaged, when the split is empty,
         or for an unknown kind, split or column."""
+        found = [part for _, part in self.parts(kind, split, columns) if part is not None]
+        try:
+            return joined(found)
+        except RuntimeError as error:  # states of several widths
+            raise self._damaged(error) from error
+
+    def parts(
+        self, kind: str, split: str, columns: Collection[str] | None = None
+    ) -> Iterator[tuple[int, dict[str, Tensor] | None]]:
+        """Yield `records` a few prompts at a time: how many prompts, and their samples; None where
+        they have none. Raises UserError as `records`."""
         refuse_unknown("kind", [kind], ("mixed", "rounds"))
         recorded = [name for name in SCHEMAS[kind].names if name not in PROMPT]
         refuse_unknown("column", columns or (), recorded)
         wanted = [name for name in recorded if columns is None or name in columns]
         names = [name for name in wanted if self.features_stored or name not in FEATURES]
         counted = "anchor" if kind == "rounds" else "position"  # one value per sample
-        parts: dict[str, list[pa.Array]] = {name: [] for name in [counted, *names]}
-        for table in self.batches(kind, split, parts):
-            for name, part in parts.items():
-                part += table[name].chunks
-        counts = _lengths(parts[counted])
-        if counts.sum() == 0:
+        before = found = 0
+        for table in self.batches(kind, split, [counted, *names]):
+            counts = _lengths(table[counted])
+            try:
+                part = {
+                    name: _shaped(table[name], name, kind, counts, self.gamma) for name in names
+                }
+            except ValueError as error:
+                raise self._damaged(error) from error
+            part["group"] = torch.from_numpy(
+                np.repeat(np.arange(before, before + len(table)), counts)
+            )
+            before += len(table)
+            found += int(counts.sum())
+            yield len(table), part if counts.sum() else None
+        if not found:
             raise TooFewRows(
                 f"data: {self.folder} has no {kind} records in split {split}. Harvest more prompts"
             )
-        group = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
-        try:
-            return {
-                **{
-                    name: _shaped(parts.pop(name), name, kind, counts, self.gamma) for name in names
-                },
-                "group": group,
-            }
-        except ValueError as error:
-            raise UserError(
-                f"data: {self.folder} is damaged ({error}). Harvest again with another out=..."
-            ) from error
+
+    def _damaged(self, error: Exception) -> UserError:
+        return UserError(
+            f"data: {self.folder} is damaged ({error}). Harvest again with another out=..."
+        )
 
     def prompts(self, split: str) -> Iterator[HarvestedPrompt]:
         """Yield the prompts of a split, in the order of the groups of `records`."""
@@ -254,12 +268,17 @@ def refuse_unknown(what: str, names: Collection[str], known: Collection[str]) ->
             raise UserError(f"data: {what} {name!r} is unknown. Use one of {', '.join(known)}")
 
 
-def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
+def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the samples of some parts together."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _shaped(lists: pa.ChunkedArray, name: str, kind: str, counts: np.ndarray, gamma: int) -> Tensor:
     """Return a column with the sample first. counts: [rows], samples of each row. Raises ValueError
     if a row does not have as many values as its samples need."""
     each_token = kind == "rounds" and (name in DRAWN or name in SIBLINGS)
-    shape = [int(counts.sum()), *([gamma] if each_token else [])]
-    flat = np.concatenate([part.flatten().to_numpy(zero_copy_only=False) for part in parts])
+    samples, shape = int(counts.sum()), [gamma] if each_token else []
+    flat = np.concatenate([chunk.flatten().to_numpy() for chunk in lists.chunks])
     values = torch.from_numpy(flat if flat.dtype in (np.int16, np.float32) else flat.astype("i8"))
     if name == "history":
         shape.append(HISTORY)
@@ -267,18 +286,18 @@ def _shaped(parts: list[pa.Array], name: str, kind: str, counts: np.ndarray, gam
         shape.append(SIBLINGS[name])
     if name in FEATURES:
         values = values.view(torch.bfloat16)
-        shape.append(len(values) // math.prod(shape))
-    per_sample = math.prod(shape[1:])
-    if per_sample == 0 or not np.array_equal(_lengths(parts), counts * per_sample):
+        shape.append(len(values) // max(1, samples * math.prod(shape)))
+    per_sample = math.prod(shape)
+    if (per_sample == 0 and samples) or not np.array_equal(_lengths(lists), counts * per_sample):
         raise ValueError(
             f"column {name} has not {per_sample or 'any'} values for each of the {kind} records"
         )
-    return values.view(shape)
+    return values.view(samples, *shape)
 
 
-def _lengths(parts: list[pa.Array]) -> np.ndarray:
+def _lengths(lists: pa.ChunkedArray) -> np.ndarray:
     """Return the number of values in each row of a column of lists."""
-    return np.concatenate([np.zeros(0, int), *(part.value_lengths().to_numpy() for part in parts)])
+    return np.concatenate([chunk.value_lengths().to_numpy() for chunk in lists.chunks])
 
 
 # Whole or damaged ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import glob
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from predictors.base import UNREADABLE
-from predictors.training.batches import EpochSampler, Items, Part, RowDropout, part_of
+from predictors.training.batches import CHUNK, EpochSampler, Items, Part, RowDropout, part_of
 from predictors.training.losses import Pairs, mean_loss
 from runtime.compatibility import differences
 from runtime.errors import UserError
@@ -114,7 +114,6 @@ def named(tensors: Tensors, prefix: str) -> Tensors:
 
 
 Loss = Callable[[torch.Tensor, torch.Tensor], Pairs]
-CHUNK = 8192
 
 
 class Logger(Protocol):
@@ -167,7 +166,8 @@ class Trainer:
 
         weights: [len(items)] draw items by weight with replacement instead of once each.
         `self.history` then holds one dict per epoch."""
-        run = _Run(self, module, EpochSampler(len(items), self.seed, weights), items)
+        sampler = EpochSampler(len(items), self.seed, weights, items.together)
+        run = _Run(self, module, sampler, items)
         self.history, best = run.resume(self.state)
         for row in self.history:
             self._log(row)
@@ -275,8 +275,9 @@ class _Run:
     def held_out(self, items: Items, loss: Loss) -> float:
         """Return the loss of all rows of `items`, bit for bit the same in every process, so that
         all take the same decisions."""
-        part = part_of(len(items.x), self.rank, self.processes)
-        pairs = torch.stack(loss(logits_in_chunks(self.module, items.x[part]), items.y[part]))
+        part = torch.arange(len(items.y))[part_of(len(items.y), self.rank, self.processes)]
+        logits = _in_chunks(self.module, map(items.inputs, part.split(CHUNK)))
+        pairs = torch.stack(loss(logits, items.y[part]))
         value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
         return _finite(float(broadcast(value)))
 
@@ -334,13 +335,17 @@ def cosine(step: int, warmup: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-@torch.no_grad()
 def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return module(x) in eval mode, on the CPU; worked out on the module's device, `CHUNK` rows at
     a time."""
+    return _in_chunks(module, x.split(CHUNK))
+
+
+@torch.no_grad()
+def _in_chunks(module: torch.nn.Module, chunks: Iterable[torch.Tensor]) -> torch.Tensor:
     device = next(module.parameters()).device
     module.eval()
-    return torch.cat([module(rows.to(device).float()).cpu() for rows in x.split(CHUNK)])
+    return torch.cat([module(rows.to(device).float()).cpu() for rows in chunks])
 
 
 def _since_best(history: list[dict[str, float]]) -> int:

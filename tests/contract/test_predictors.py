@@ -23,7 +23,7 @@ from predictors.inputs import Inputs
 from predictors.metrics import scores
 from predictors.specdecpp import SpecDecPP
 from predictors.survival import Survival
-from predictors.training.batches import SYNTHETIC
+from predictors.training.batches import Items
 from predictors.training.trainer import Trainer, logits_in_chunks
 from runtime.errors import UserError
 from runtime.files import replaced_folder
@@ -170,23 +170,28 @@ def test_rebalancing_sees_the_training_fold_only(
     harvest: Harvest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No synthetic row is held out, and none is made from a held-out prompt."""
-    groups, real = list[set[int]](), hrad.smote
+    looked_at, real = list[torch.Tensor](), hrad.smote
 
     def spy(*given: Any) -> Any:
-        rows = real(*given)
-        groups.extend(set(group.tolist()) for group in (given[2], rows[2]))
-        return rows
+        looked_at.append(given[2])
+        return real(*given)
 
     monkeypatch.setattr(hrad, "smote", spy)
     records = read_samples(harvest, HRAD(), "train")
     trainer = Recorder(epochs=1, batch_size=4, lr=0.1, schedule="plateau")
     HRAD().fit(records, Inputs((), [-1]), trainer)
-    before, after = groups
-    (held,) = set(records["group"].tolist()) - before  # a tenth of 12 prompts
+    (kept,) = looked_at
+    (held,) = set(records["group"].tolist()) - set(records["group"][kept].tolist())  # of 12 prompts
     rows = records["inputs"][records["group"] == held]
-    assert torch.equal(trainer.held_out.x, rows.float())
-    assert after == before | {SYNTHETIC}
+    assert torch.equal(everything(trainer.held_out), rows.float())
+    assert torch.equal(
+        everything(trainer.items)[: int(kept.sum())], records["inputs"][kept].float()
+    )
     assert torch.bincount(trainer.items.y).unique().numel() == 1
+
+
+def everything(items: Items) -> torch.Tensor:
+    return items.inputs(torch.arange(len(items.y)))
 
 
 def test_soft_labels_of_rounds_are_learned_as_they_are(harvest: Harvest) -> None:

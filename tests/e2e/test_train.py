@@ -132,7 +132,7 @@ def test_a_wrong_drift_folder_is_refused_before_anything_is_read(
 ) -> None:
     manifest = Harvest.open(write_harvest(Path("data/other"))).manifest.written
     write_checksummed(Path("data/other/manifest.json"), {**manifest, **changed})
-    monkeypatch.setattr("data_gen.samples.read_samples", None)
+    monkeypatch.setattr("data_gen.samples.sample_parts", None)
     assert refused("predictor=hrad", f"drift={drift}", *TOY).startswith(f"error: {says}")
 
 
@@ -209,8 +209,7 @@ def test_fewer_prompts_are_some_of_more() -> None:
         run(f"prompts={prompts}", f"out=some-{prompts}", *TOY)
         splits = read(f"some-{prompts}/config.json")["provenance"]["data"]["splits"]
         assert splits["train"]["prompts"] == prompts and splits["test"]["prompts"] == 4
-    records = {"group": torch.arange(40) // 4}
-    few, more = (set(first_prompts(records, count)["group"].tolist()) for count in (3, 5))
-    assert few < more and len(few) == 3
+    few, more = (first_prompts(Harvest.open("data/toy"), count) for count in (3, 5))
+    assert (few & more).equal(few) and few.sum() == 3 and more.sum() == 5
     line = refused("prompts=13", *TOY)
     assert line.startswith("error: prompts: expected at most the 12 prompts")

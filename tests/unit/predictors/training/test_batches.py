@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from predictors.training.batches import (
-    SYNTHETIC,
     EpochSampler,
     Items,
     Part,
@@ -55,11 +54,15 @@ def test_dropout_of_the_parts_is_that_of_the_whole():
     assert torch.equal(layer.eval()(x), x)
 
 
-def unbalanced(*counts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def unbalanced(*counts: int) -> tuple[torch.Tensor, torch.Tensor]:
     label = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     x = torch.randn(len(label), 3, generator=torch.Generator().manual_seed(0))
     x = x * torch.tensor([1.0, 100.0, 1e-3]) + 10 * label[:, None]
-    return x, label, torch.arange(len(label))
+    return x, label
+
+
+def everything(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(len(x), dtype=torch.bool)
 
 
 def test_no_prompt_is_on_both_sides_and_constant_columns_keep_their_scale():
@@ -76,24 +79,37 @@ def test_no_prompt_is_on_both_sides_and_constant_columns_keep_their_scale():
     assert mean.tolist() == [2.0, 5.0] and scale.tolist() == [1.0, 1.0]
 
 
-def test_smote_raises_minorities_to_the_majority_and_leaves_real_rows_alone():
-    given = unbalanced(40, 12, 8)
-    more = smote(*given, neighbours=5, seed=0)
-    assert torch.bincount(more[1]).tolist() == [40, 40, 40] and more[0].dtype == torch.float32
-    assert all(torch.equal(after[:60], before) for after, before in zip(more, given, strict=True))
-    assert (more[2][60:] == SYNTHETIC).all()
-    x, label, group = unbalanced(40, 12)
-    rows, _, _ = smote(x, label, group, neighbours=5, seed=0)
+def test_smote_raises_minorities_to_the_majority():
+    x, label = unbalanced(40, 12, 8)
+    made, labels = smote(x, label, everything(x), neighbours=5, seed=0)
+    assert torch.bincount(torch.cat([label, labels])).tolist() == [40, 40, 40]
+    assert made.dtype == torch.float32
+    x, label = unbalanced(40, 12)
+    rows, _ = smote(x, label, everything(x), neighbours=5, seed=0)
     mean, scale = standardisation(x)
-    real, made = (x[label == 1] - mean) / scale, (rows[len(x) :] - mean) / scale
+    real, made = (x[label == 1] - mean) / scale, (rows - mean) / scale
     apart = torch.cdist(made, real)
     through = apart.unsqueeze(2) + apart.unsqueeze(1)  # via pairs of real rows
     assert (through - torch.cdist(real, real)).amin(dim=(1, 2)).max() < 1e-3
+    kept = torch.rand(len(x), generator=torch.Generator().manual_seed(1)) < 0.7
+    some, _ = smote(x, label, kept, neighbours=5, seed=0)
+    alone, _ = smote(x[kept], label[kept], everything(x[kept]), neighbours=5, seed=0)
+    assert torch.equal(some, alone), "only the training fold is looked at"
+    assert len(smote(x, label, kept, neighbours=0, seed=0)[0]) == 0
+
+
+def test_smote_looks_at_as_many_rows_as_memory_is_for(capsys, monkeypatch):
+    monkeypatch.setattr("predictors.training.batches.SMOTE_BYTES", 0)
+    x, label = unbalanced(4000, 400)
+    _, labels = smote(x, label, everything(x), neighbours=5, seed=0)
+    assert "looks at 1,000 of 4,400 training rows" in capsys.readouterr().out
+    assert 800 <= len(labels) <= 820 and (labels == 1).all()
 
 
 def test_small_classes_are_reported(capsys):
-    _, labels, _ = smote(*unbalanced(20, 3, 1), neighbours=5, seed=0)
-    assert torch.bincount(labels).tolist() == [20, 20, 1]
+    x, label = unbalanced(20, 3, 1)
+    _, labels = smote(x, label, everything(x), neighbours=5, seed=0)
+    assert torch.bincount(torch.cat([label, labels])).tolist() == [20, 20, 1]
     printed = capsys.readouterr().out
     assert "class 1 has 3 training rows, k reduced from 5 to 2" in printed
     assert "class 2 skipped, 1 training rows" in printed
@@ -107,3 +123,44 @@ def test_order_depends_on_seed_and_epoch_alone_and_weighted_draws_are_balanced()
     label = torch.tensor([0] * 900 + [1] * 100)
     drawn = label[list(EpochSampler(1000, seed=0, weights=balancing_weights(label)))]
     assert 420 < int(drawn.sum()) < 580
+
+
+def test_more_items_than_are_shuffled_together_come_from_few_places_at_a_time():
+    """All once, in another order each epoch; drawn by weight, classes as often in every window."""
+    sampler = EpochSampler(10_000, seed=1, together=640)
+    first, sampler.epoch = list(sampler), 1
+    assert sorted(first) == list(range(10_000)) and list(sampler) != first
+    for start in range(0, 10_000, 640):
+        window = torch.tensor(first[start : start + 640])
+        assert len((window // 10).unique()) <= 64 and (window.diff() == 1).sum() < 20
+    label = (torch.arange(10_000) % 10 == 0).long()
+    drawn = label[list(EpochSampler(10_000, 0, balancing_weights(label), together=640))]
+    assert all(0.35 < float(some.float().mean()) < 0.65 for some in drawn.split(640))
+    assert list(EpochSampler(50, seed=3, together=50)) == list(EpochSampler(50, seed=3))
+
+
+def test_items_of_some_rows_and_of_more_are_those_of_a_copy():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 4, generator=generator).bfloat16(), torch.arange(30)
+    group, kept = torch.randint(5, (30,), generator=generator), torch.arange(30) % 3 > 0
+    lazy, copied = Items(x, y, group, kept), Items(x[kept], y[kept], group[kept])
+    for batch in ([2, 0], [1], []):
+        for one, other in zip(lazy.__getitems__(batch), copied.__getitems__(batch), strict=True):
+            assert torch.equal(one, other)
+    more = torch.randn(3, 4, generator=generator), torch.tensor([7, 8, 9])
+    lazy = Items(x, y, kept=kept, more=more)
+    copied = Items(torch.cat([x[kept].float(), more[0]]), torch.cat([y[kept], more[1]]))
+    batch = [22, 0, 20, 3, 19]
+    for one, other in zip(lazy.__getitems__(batch), copied.__getitems__(batch), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_constants_are_worked_out_from_parts_of_the_rows(monkeypatch: pytest.MonkeyPatch):
+    x = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0)).double()
+    x = x * 3 + torch.tensor([0.0, 1e3, -5.0])
+    x[:, 2] = 0.1
+    whole = torch.std_mean(x, 0, correction=0)
+    monkeypatch.setattr("predictors.training.batches.CHUNK", 64)
+    mean, scale = standardisation(x.float())
+    assert torch.allclose(mean, whole[1].float(), rtol=1e-5) and scale[2] == 1.0
+    assert torch.allclose(scale[:2], whole[0][:2].float(), rtol=1e-4)
