@@ -194,15 +194,11 @@ class Reader:
     pair: Pair
     out: pathlib.Path
 
-    def samples(
-        self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None
-    ) -> Records:
+    def samples(self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None) -> Records:
         """Return the samples of a split, of some `prompts` [n] or of all, in every process."""
         return self._mapped(self._parts(harvest, split, prompts), shared=True)
 
-    def scored(
-        self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None
-    ) -> Records:
+    def scored(self, harvest: Harvest, split: str, prompts: torch.Tensor | None = None) -> Records:
         """Return the samples that predictions are scored on, in this process."""
         from data_gen.samples import reached
 

@@ -116,11 +116,7 @@ class EpochSampler(Sampler[int]):
     `together` items: rows are then read from few places at a time, and few orders are held."""
 
     def __init__(
-        self,
-        size: int,
-        seed: int,
-        weights: torch.Tensor | None = None,
-        together: int | None = None,
+        self, size: int, seed: int, weights: torch.Tensor | None = None, together: int | None = None
     ) -> None:
         self.size, self.seed, self.weights = size, seed, weights
         self.together, self.epoch = together or size, 0
