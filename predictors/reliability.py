@@ -209,14 +209,17 @@ def reliability(probs: Tensor, targets: Tensor, group: Tensor, seed: int = 0) ->
     (`metrics.one_column`); the log loss is the cross-entropy, for soft targets too."""
     probs, targets = probs.double(), targets.double()
     predicted, outcome = one_column(probs, targets)
-    cell = torch.nn.functional.one_hot(mass_bins(predicted), BINS).double()
-    sums = cell.T @ torch.stack([torch.ones_like(predicted), predicted, outcome], 1)
+    cells, bins = (
+        torch.stack([torch.ones_like(predicted), predicted, outcome], 1),
+        mass_bins(predicted),
+    )
+    sums = torch.zeros(BINS, 3, dtype=torch.float64).index_add_(0, bins, cells)
     return {
         "rows": len(probs),
         "prompts": len(group.unique()),
-        "ece": mean_gap(cell * (predicted - outcome)[:, None], group, seed),
-        "brier": mean_gap(squared_error(probs, targets)[:, None], group, seed),
-        "log_loss": mean_gap(log_loss(probs, targets)[:, None], group, seed),
+        "ece": mean_gap(predicted - outcome, group, seed, bins),
+        "brier": mean_gap(squared_error(probs, targets), group, seed),
+        "log_loss": mean_gap(log_loss(probs, targets), group, seed),
         "bins": [[n / len(probs), f / n, s / n] for n, f, s in sums.tolist() if n],
     }
 
@@ -235,20 +238,23 @@ def change(
 
 def mean(values: Tensor, group: Tensor, seed: int = 0) -> list[float]:
     """Return the estimate of the mean of values [n]."""
-    return mean_gap(values[:, None], group, seed, signed=True)
+    return mean_gap(values, group, seed, signed=True)
 
 
-def mean_gap(values: Tensor, group: Tensor, seed: int, signed: bool = False) -> list[float]:
-    """Return the estimate of sum_b |mean over rows of values[:, b]|, or of the mean itself if
-    `signed` (one column).
+def mean_gap(
+    values: Tensor, group: Tensor, seed: int, bins: Tensor | None = None, signed: bool = False
+) -> list[float]:
+    """Return the estimate of the sum over bins of |sum of the values in a bin| / rows, of one bin
+    without `bins` [n], or of the mean itself if `signed`.
 
-    values: [n, B]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN,
+    values: [n]; group: [n]. With one prompt there is nothing to resample: the interval is [NaN,
     NaN]."""
     _, prompt = torch.unique(group, return_inverse=True)
-    prompts = int(prompt.max()) + 1
+    prompts, columns = int(prompt.max()) + 1, 1 if bins is None else int(bins.max()) + 1
     rows = torch.bincount(prompt).double().numpy()
-    sums = torch.zeros(prompts, values.shape[1], dtype=torch.float64)
-    table = sums.index_add_(0, prompt, values.double()).numpy()
+    places = prompt * columns + (0 if bins is None else bins)
+    sums = torch.zeros(prompts * columns, dtype=torch.float64)
+    table = sums.index_add_(0, places, values.double()).view(prompts, columns).numpy()
 
     def statistic(times: Array) -> Array:
         means = times @ table / (times @ rows)[..., None]

@@ -78,7 +78,7 @@ def estimated(name: str, estimate: Iterable[float | None]) -> Record:
 def mean(name: str, values: Tensor, group: Tensor) -> Record:
     """Return the three cells of the mean of values [n]. group: [n], the prompt of each; a single
     prompt has no interval."""
-    return estimated(name, mean_gap(values.double()[:, None], group, 0, signed=True))
+    return estimated(name, mean_gap(values.double(), group, 0, signed=True))
 
 
 Builder = Callable[[], Figure]

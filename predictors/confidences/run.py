@@ -10,7 +10,6 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from predictors.calibration import Fit
 from predictors.confidences.maps import (
@@ -208,10 +207,10 @@ def errors(predicted: Tensor, labels: Tensor, group: Tensor) -> dict[str, Any]:
     """Return estimates: the calibration error as each engine defines it, `ours` (bins of equal
     mass), and `brier`; `perfect`: the first engine's error if all predictions were right.
     All arguments [n]."""
-    gap = (predicted - labels)[:, None]
+    gap = predicted - labels
     return {
         **{
-            name: mean_gap(one_hot(width_bins(predicted, bins), bins) * gap, group, 0)
+            name: mean_gap(gap, group, 0, width_bins(predicted, bins))
             for name, bins in ENGINES.items()
         },
         "ours": reliability(two_columns(predicted), two_columns(labels), group)["ece"],

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 from runtime.errors import UserError
 
-CHUNK = 8192  # rows that are worked on at once
+CHUNK = 1024  # rows that are worked on at once
 TOGETHER, BLOCKS = 2**28, 64  # bytes of rows that are shuffled together, of so many blocks
 SMOTE_BYTES = 2**27
 

@@ -276,7 +276,7 @@ class _Run:
         """Return the loss of all rows of `items`, bit for bit the same in every process, so that
         all take the same decisions."""
         part = torch.arange(len(items.y))[part_of(len(items.y), self.rank, self.processes)]
-        logits = _in_chunks(self.module, map(items.inputs, part.split(CHUNK)))
+        logits = _in_chunks(self.module, map(items.inputs, part.split(CHUNK)), len(part))
         pairs = torch.stack(loss(logits, items.y[part]))
         value = mean_loss(*self.accelerator.reduce(pairs.to(self.accelerator.device)))
         return _finite(float(broadcast(value)))
@@ -338,14 +338,21 @@ def cosine(step: int, warmup: int, total: int) -> float:
 def logits_in_chunks(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return module(x) in eval mode, on the CPU; worked out on the module's device, `CHUNK` rows at
     a time."""
-    return _in_chunks(module, x.split(CHUNK))
+    return _in_chunks(module, x.split(CHUNK), len(x))
 
 
 @torch.no_grad()
-def _in_chunks(module: torch.nn.Module, chunks: Iterable[torch.Tensor]) -> torch.Tensor:
-    device = next(module.parameters()).device
+def _in_chunks(module: torch.nn.Module, chunks: Iterable[torch.Tensor], rows: int) -> torch.Tensor:
+    device, done = next(module.parameters()).device, 0
     module.eval()
-    return torch.cat([module(rows.to(device).float()).cpu() for rows in chunks])
+    logits = torch.empty(0)
+    for chunk in chunks:
+        some = module(chunk.to(device).float())
+        if not done:  # all at once: many small results would keep large ones from being freed
+            logits = torch.empty(rows, some.shape[1])
+        logits[done : done + len(some)] = some
+        done += len(some)
+    return logits
 
 
 def _since_best(history: list[dict[str, float]]) -> int:
