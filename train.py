@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import pathlib
 import platform
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -34,13 +35,14 @@ from runtime.job import command_line, is_job, result_folder, versions_of
 from runtime.settings.groups import Calibration, Logger
 from runtime.settings.kinds import MOST, Field, Group, Output, Part, Path, Paths, Seed
 from runtime.text import plural
-from runtime.tracking import NullLogger
+from runtime.tracking import tracked
 
 if TYPE_CHECKING:
     import torch
 
     from data_gen.storage.dataset import Harvest
     from predictors.base import Predictor, Records
+    from reports.figure import Figure
 
 
 class Train(Group):
@@ -121,9 +123,12 @@ def main(settings: Train) -> None:
     samples |= {split: read.scored(harvest, split) for split in SPLITS[1:] if first}
     rounds = {split: read.rounds(harvest, split) for split in samples if split != "train"}
     with only_writer(out) if first else nullcontext():
-        logger: Any = instantiate(settings.logger) if first else NullLogger()
-        logger.start("train", settings.plain())
-        try:
+        chosen = settings.logger if first else {"_target_": "runtime.tracking.NullLogger"}
+        with tracked(
+            chosen, "train", settings.plain(), [harvest.context], [predictor.name]
+        ) as logger:
+            for each in (harvest, *others):
+                logger.used(*each.artifact)
             state = ResumeFile(out, run["training"])
             seed = settings.seed
             trainer = instantiate(settings.trainer, seed=seed, logger=logger, state=state)
@@ -147,8 +152,6 @@ def main(settings: Train) -> None:
                 trainer.forget()
                 report(predictor, metrics, out, settings.verbose)
                 log(logger, predictor, metrics, out)
-        finally:
-            logger.finish()
 
 
 def judge(
@@ -358,6 +361,21 @@ def verdict(name: str, metrics: Mapping[str, Any]) -> str:
     return f"{name} {better}: {told}."
 
 
+def pictures(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> list[Figure]:
+    """Return the reliability of a saved predictor on every harvest that it was judged on, and of
+    classes the confusion."""
+    from predictors.base import read_config
+    from reports.artifacts import Checkpoint
+    from reports.figure import Missing
+    from reports.figures.calibration import of_bins
+    from reports.figures.confusion import confusions
+
+    figures = [of_bins(out.name, metrics["reliability"])]
+    with suppress(Missing):
+        figures.append(confusions(Checkpoint(out, {**read_config(out, "out"), "metrics": metrics})))
+    return figures
+
+
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
     for name, row in metrics["test"].items():
         numbers = {score: value for score, value in row.items() if isinstance(value, float)}
@@ -365,6 +383,12 @@ def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib
     for data, scores in metrics.get("survival", {}).items():
         for name, (value, *_) in scores["difference"].items():
             logger.log({f"survival/{data}/above {name}": value})
+    from reports.figure import save as save_figure
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for figure in pictures(predictor, metrics, out) if logger.shows else ():
+            *_, image = save_figure(figure, pathlib.Path(scratch))
+            logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
     logger.artifact(predictor.name, "predictor", out)
 
 

@@ -58,6 +58,7 @@ from runtime.files import (
 from runtime.job import as_called, command_line
 from runtime.json_files import write_checksummed
 from runtime.text import plural
+from runtime.tracking import tracked
 from runtime.workers import Workers
 
 CHOSEN_ON = "calibration"  # the split whose prompts settings are tried on
@@ -69,7 +70,8 @@ class Comparison:
     """The parts of a comparison. methods: by name, the baseline first; checkpoints: the config of
     each, by the key that names it; tried: for a method whose settings are still to be chosen, its
     alternatives, by the settings; tried_on: the prompts for that choice, none of the test split;
-    advice: the `rule` that tuning with costs of this machine advises, and the `file` with it"""
+    advice: the `rule` that tuning with costs of this machine advises, and the `file` with it;
+    thresholds: the file that methods have theirs from"""
 
     methods: dict[str, Method]
     checkpoints: dict[str, dict[str, Any]]
@@ -78,6 +80,7 @@ class Comparison:
     tried: dict[str, dict[str, Method]]
     tried_on: list[Request]
     advice: dict[str, str] | None
+    thresholds: Path | None
 
 
 def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) -> None:
@@ -90,9 +93,12 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
         raise UserError("workers: energy is counted in this process alone. Leave workers=... away")
     compared = prepare(cfg)
     with only_writer(out), open_journal(cfg, compared, around is not None) as journal:
-        logger = instantiate(cfg.logger)
-        logger.start("evaluate", OmegaConf.to_container(cfg, resolve=True))
-        try:
+        config: Any = OmegaConf.to_container(cfg, resolve=True)
+        with tracked(cfg.logger, "evaluate", config, [config], list(compared.methods)) as logger:
+            for key, trained in compared.checkpoints.items():
+                logger.used(trained["predictor"], "predictor", Path(OmegaConf.select(cfg, key)))
+            if compared.thresholds is not None:
+                logger.used("thresholds", "thresholds", compared.thresholds)
             results, traces, measurements = compare(cfg, compared, journal, around)
             lines = page.answer_of(results, measurements, compared.advice)
             whole = page.page(cfg, results, lines)
@@ -122,8 +128,6 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
                 }
             )
             logger.artifact("evaluation", "results", out)
-        finally:
-            logger.finish()
 
 
 def prepare(cfg: DictConfig) -> Comparison:
@@ -148,7 +152,8 @@ def prepare(cfg: DictConfig) -> Comparison:
     tried_on = load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else []
     requests = load_requests(cfg, pair, cfg.split, cfg.limit, tried_on)
     read = {key: config for trained in checkpoints.values() for key, config in trained.items()}
-    return Comparison(methods, read, pair, requests, tried, tried_on, advice)
+    file = Path(cfg.thresholds) if tuned else None
+    return Comparison(methods, read, pair, requests, tried, tried_on, advice, file)
 
 
 def load_requests(

@@ -47,8 +47,9 @@ def local_folder(source: str | Path, key: str = "predictor") -> Path:
         return Path(snapshot_download(str(source), allow_patterns=HELD))
     except REFUSALS as error:
         raise UserError(
-            f"{key}: no folder {source}, and no such repository could be fetched ({_line(error)})."
-            " Train one: python train.py, or check its name and `hf auth login`"
+            f"{key}: no folder {source}, and no such repository could be fetched"
+            f" ({said_by(error)}). Train one: python train.py, or check its name and `hf auth"
+            " login`"
         ) from error
 
 
@@ -72,7 +73,7 @@ def push_to_hub(folder: str | Path, repository: str, *, private: bool = False) -
         )
     except REFUSALS as error:
         raise UserError(
-            f"repository: {repository} was not written ({_line(error)}). Check the name and"
+            f"repository: {repository} was not written ({said_by(error)}). Check the name and"
             " `hf auth login`"
         ) from error
     return str(address)
@@ -92,15 +93,16 @@ def refuse_private(folder: Path, config: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_no_repository(repository: str) -> None:
-    """Raise UserError if `repository` is not an id."""
+def refuse_no_repository(repository: str, key: str = "repository") -> None:
+    """Raise UserError naming the config key if `repository` is not an id."""
     if not REPOSITORY.fullmatch(repository):
         raise UserError(
-            f"repository: expected owner/name, got {repository!r}. Write e.g. me/hrad-for-my-pair"
+            f"{key}: expected owner/name, got {repository!r}. Write e.g. me/hrad-for-my-pair"
         )
 
 
-def _line(error: Exception) -> str:
+def said_by(error: Exception) -> str:
+    """Return why the hub refused, in one line."""
     if type(error).__module__ != HFValidationError.__module__ and isinstance(error, NO_HUB):
         return f"what answers there is no hub: {type(error).__name__}"
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

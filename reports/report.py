@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.utils import instantiate
 from tqdm import tqdm
 
 from evaluation.token_texts import Vocabulary
@@ -29,6 +28,7 @@ from reports.viewer.viewer import fragment
 from runtime.errors import UserError, shown
 from runtime.files import file_name, replaced_folder, write_json
 from runtime.job import as_called, command_line, versions_of
+from runtime.tracking import tracked
 
 GENERAL = "reports.figures"
 DEFAULT = ("runs", "data", "checkpoints")
@@ -95,9 +95,17 @@ def write(
 ) -> tuple[list[Section], list[Lack]]:
     """Make and log the report in `out`. settings: of scripts/report.py; texts: of tokens, by the
     evaluation's folder. Return the figures by section, and those that are lacking."""
-    logger = instantiate(settings.logger)
-    logger.start("report", settings.plain())
-    try:
+    about = [each.config for each in artifacts.evaluations]
+    about += [each.config for each in artifacts.checkpoints]
+    about += [each.context for each in artifacts.harvests]
+    kinds = [one.config["predictor"] for one in artifacts.checkpoints]
+    with tracked(settings.logger, "report", settings.plain(), about, kinds) as logger:
+        for harvest in artifacts.harvests:
+            logger.used(*harvest.artifact)
+        for checkpoint in artifacts.checkpoints:
+            logger.used(checkpoint.config["predictor"], "predictor", checkpoint.folder)
+        for evaluation in artifacts.evaluations:
+            logger.used("evaluation", "results", evaluation.folder)
         with replaced_folder(out, REPORT) as folder:
             sections, lacking = build(artifacts, settings.figures, folder)
             text = page(artifacts, sections, lacking, fragment(artifacts.evaluations, texts))
@@ -109,8 +117,6 @@ def write(
                 logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
             logger.table(f"tables/{figure.name}", figure.columns, figure.rows)
         logger.artifact("report", "report", out)
-    finally:
-        logger.finish()
     return sections, lacking
 
 

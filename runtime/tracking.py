@@ -2,20 +2,56 @@
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
+from hydra.utils import instantiate
 from pydantic import Field
 
 from runtime.settings.kinds import Path, Text
 from runtime.text import printable
+
+LONGEST_TAG = 64
+
+
+@contextmanager
+def tracked(
+    chosen: Any,
+    job: str,
+    config: Mapping[str, Any],
+    about: Sequence[Mapping[str, Any]],
+    tags: Sequence[str] = (),
+) -> Iterator[Any]:
+    """Begin a run of a logger and end it with the block, as failed where that fails.
+
+    chosen: settings of the logger; job: kind of the run; config: all settings; about: `pair`,
+    `warp` and `draft_warp` of all that it is about, whose runs are a group where they are one
+    pair's with one pair of temperatures."""
+    logger: Any = instantiate(chosen)
+    groups = {_group(each) for each in about}
+    try:
+        logger.start(job, config, groups.pop() if len(groups) == 1 else "", tags)
+        yield logger
+    except BaseException:
+        logger.finish(failed=True)
+        raise
+    logger.finish()
+
+
+def _group(about: Mapping[str, Any]) -> str:
+    temperatures = [f"{about[name]['temperature']:g}" for name in ("warp", "draft_warp")]
+    return f"{about['pair']['name']} T={'/'.join(dict.fromkeys(temperatures))}"
 
 
 class WandbLogger:
     """Logs to W&B: to the user's account when they are logged in and it answers, else to a folder
     `wandb sync` reads.
 
-    `WANDB_MODE`, where set, decides."""
+    `WANDB_MODE`, where set, decides. shows: whether anybody will see pictures."""
+
+    shows = True
 
     def __init__(
         self,
@@ -27,9 +63,13 @@ class WandbLogger:
     ) -> None:
         self.project, self.folder, self.timeout = project, folder, timeout
         self.run: Any = None
+        self._used = dict[str, str]()
 
-    def start(self, job: str, config: Mapping[str, Any]) -> None:
-        """Begin a run of kind `job` ("train", "evaluate") with its full configuration."""
+    def start(
+        self, job: str, config: Mapping[str, Any], group: str = "", tags: Sequence[str] = ()
+    ) -> None:
+        """Begin a run of kind `job` ("train", "evaluate") with its full configuration. group: of
+        runs that may be compared."""
         import wandb
 
         settings = wandb.Settings(silent=True, init_timeout=self.timeout)
@@ -40,6 +80,8 @@ class WandbLogger:
             "project": self.project,
             "job_type": job,
             "config": dict(config),
+            "group": printable(group)[:128] or None,
+            "tags": sorted({printable(tag)[:LONGEST_TAG] for tag in tags if tag}),
         }
         arguments |= {"dir": str(folder), "settings": settings}
         mode: Any = os.environ.get("WANDB_MODE") or ("online" if _logged_in() else "offline")
@@ -70,17 +112,24 @@ class WandbLogger:
         table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
         self.run.log({printable(name): table})
 
-    def artifact(self, name: str, kind: str, folder: pathlib.Path) -> None:
-        """Keep a copy of `folder` with the run, e.g. a checkpoint."""
-        import wandb
+    def artifact(self, name: str, kind: str, path: pathlib.Path) -> None:
+        """Keep a copy of a file or folder that the run has made, e.g. a checkpoint."""
+        self.run.log_artifact(_artifact(name, kind, path))
 
-        artifact = wandb.Artifact(name, type=kind)
-        artifact.add_dir(str(folder))
-        self.run.log_artifact(artifact)
+    def used(self, name: str, kind: str, path: pathlib.Path) -> None:
+        """Say that the run has used a file or folder, which another one has made: the same content
+        is the same version of an artifact. Its digest is in the run's configuration, too."""
+        artifact = _artifact(name, kind, path)
+        self._used[artifact.name] = artifact.digest
+        self.run.config.update({"uses": self._used}, allow_val_change=True)
+        if self.run.settings.mode != "offline":
+            self.run.use_artifact(artifact)
+        elif later := getattr(self.run, "_log_artifact", None):  # `use_artifact` refuses offline
+            later(artifact, aliases=[], is_user_created=True, use_after_commit=True)
 
-    def finish(self) -> None:
+    def finish(self, failed: bool = False) -> None:
         if self.run is not None:
-            self.run.finish()
+            self.run.finish(exit_code=int(failed))
             if self.run.settings.mode == "offline":
                 folder = pathlib.Path(self.run.dir).parent
                 print(f"W&B: offline run, to upload it: wandb sync {folder}")
@@ -89,7 +138,11 @@ class WandbLogger:
 class NullLogger:
     """Logs nothing (`logger=none`)."""
 
-    def start(self, job: str, config: Mapping[str, Any]) -> None: ...
+    shows = False
+
+    def start(
+        self, job: str, config: Mapping[str, Any], group: str = "", tags: Sequence[str] = ()
+    ) -> None: ...
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None: ...
 
@@ -97,9 +150,21 @@ class NullLogger:
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None: ...
 
-    def artifact(self, name: str, kind: str, folder: pathlib.Path) -> None: ...
+    def artifact(self, name: str, kind: str, path: pathlib.Path) -> None: ...
 
-    def finish(self) -> None: ...
+    def used(self, name: str, kind: str, path: pathlib.Path) -> None: ...
+
+    def finish(self, failed: bool = False) -> None: ...
+
+
+def _artifact(name: str, kind: str, path: pathlib.Path) -> Any:
+    """Return a file or folder as an artifact; of a harvest its manifest, which names the hashes of
+    all records."""
+    import wandb
+
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name)[:LONGEST_TAG], type=kind)
+    (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
+    return artifact
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:

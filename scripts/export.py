@@ -77,7 +77,7 @@ def main(settings: Export) -> None:
         why = f" ({made.left_out[0]})" if made.left_out else ""
         raise UserError(
             f"serving: nothing that was given can be told {name}{why}. Give"
-            " confidences=, costs=, schedule= or thresholds="
+            " confidences=, costs=, schedule= or thresholds=, which scripts/tune.py writes"
         )
     text = made.page(name, command_line())
     with only_writer(out), replaced_folder(out, MARKER) as folder:

@@ -8,6 +8,7 @@ become shards.
     python scripts/gen_data.py warp=greedy draft_warp.temperature=0 anchors.stride=1 out=data/greedy
     python scripts/gen_data.py workers=ray workers.count=4 workers.gpus=2      # one machine, 8 GPUs
     python scripts/gen_data.py workers=ray workers.address=auto workers.count=16 workers.gpus=2
+    python scripts/gen_data.py push=me/harvest      # to the hub; then train.py data=hub:me/harvest
 
 Several processes (Ray) divide the batches among themselves; this one writes them. Records are the
 same for any number with as many threads each (workers.cpus). Interrupted, the same command
@@ -28,8 +29,8 @@ from hydra.utils import instantiate
 from decoding.settings import Pair
 from runtime.cli import program
 from runtime.files import checked_folder, only_writer, refuse_foreign
-from runtime.settings.groups import Dataset, DraftWarp, Harvest, Splits, Warp
-from runtime.settings.kinds import Count, Group, Output, Part
+from runtime.settings.groups import Dataset, DraftWarp, Harvest, Logger, Splits, Warp
+from runtime.settings.kinds import Count, Group, Output, Part, Text
 
 
 class Anchors(Group):
@@ -50,10 +51,14 @@ class GenData(Harvest):
     warp: Warp
     draft_warp: DraftWarp
     responses: Annotated[Part, "where the target's responses come from"]
+    logger: Logger
     features: Features
     out: Annotated[Output, "folder of the dataset"]
     workers: Annotated[Part, "processes that harvest: this one, or several by Ray"]
     estimate: Annotated[bool, "answer one batch, print expected time and disk of the whole, stop"]
+    push: Annotated[
+        Text | None, "owner/name on the hub that the finished dataset is sent to; null: none"
+    ]
     verify: Annotated[bool, "read the dataset in `out`, name every bad file, stop"]
     anchors: Anchors
     splits: Splits
@@ -63,6 +68,7 @@ class GenData(Harvest):
 def main(asked: GenData) -> None:
     """Harvest prompts with a pair into a dataset folder."""
     from data_gen.harvest import Maker, make_chunks, maker_of, settings_of
+    from data_gen.hub import push
     from data_gen.prompts import load_prompts
     from data_gen.prompts.render import as_asked
     from data_gen.requests import fitted, repeats, split_prompts
@@ -71,6 +77,8 @@ def main(asked: GenData) -> None:
     from data_gen.settings import HarvestSettings
     from data_gen.storage.claim import begun_on, refuse_others
     from decoding.models.loading import context_of, load_tokenizer
+    from predictors.hub import refuse_no_repository
+    from runtime.tracking import tracked
     from runtime.workers import whole
 
     out, workers = checked_folder("out", asked.out), instantiate(asked.workers)
@@ -78,6 +86,8 @@ def main(asked: GenData) -> None:
         report_faults(out)
         return
     refuse_foreign(out, *MARKS)
+    if asked.push is not None:
+        refuse_no_repository(asked.push, "push")
     settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
     prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
     shares, target = (asked.splits.calibration, asked.splits.test), asked.pair.model("target")
@@ -104,11 +114,19 @@ def main(asked: GenData) -> None:
             return
         ((_, (plan, given_tokens)),) = whole(team.map(Maker.facts, [None]))
         bar, progress = progress_bar(len(prompts), settings)
-        with bar:
-            make_chunks(team, plan, out, progress)
-        origin = asked.splits, asked.responses, repeats(prompts)
-        made = finish(plan, given_tokens, out, *origin, too_long)
-    print_results(made, time.perf_counter() - start, bool(given))
+        tags = sorted({prompt.dataset for prompt in prompts})
+        with tracked(asked.logger, "harvest", asked.plain(), [plan], tags) as logger:
+            with bar:
+                make_chunks(team, plan, out, progress)
+            origin = asked.splits, asked.responses, repeats(prompts)
+            made = finish(plan, given_tokens, out, *origin, too_long)
+            seconds = time.perf_counter() - start
+            measured = made.manifest.written["statistics"]
+            logger.log({"seconds": seconds, "bytes": made.manifest.bytes, **measured})
+            logger.artifact(*made.artifact)
+    print_results(made, seconds, bool(given))
+    if asked.push is not None:
+        print(f"sent to {push(made, asked.push)}")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ from runtime.settings.groups import (
     Dataset,
     DraftWarp,
     Limit,
+    Logger,
     Methods,
     Replay,
     SomeNames,
@@ -147,6 +148,7 @@ class Tune(Replay):
     warp: Warp
     draft_warp: DraftWarp
     workers: Annotated[Part, "processes that replay: this one, or several by Ray"]
+    logger: Logger
     cost: Annotated[Part | Measuring, "what forwards cost: a table, or measured here"]
     what_if: Annotated[dict[str, Part], "tables that thresholds are chosen for besides"]
     rules: Annotated[dict[str, Part], "stop rules, by name"]
@@ -231,6 +233,7 @@ def main(settings: Tune) -> None:
 
 def by_requests(cfg: DictConfig) -> None:
     from evaluation.batched.lengths import tuned
+    from evaluation.replay.read import tracking
     from evaluation.replay.tune import chosen, out_file
     from evaluation.table import save
     from runtime.files import table_beside
@@ -238,10 +241,13 @@ def by_requests(cfg: DictConfig) -> None:
 
     out = out_file(cfg, f"schedule-{chosen('batch_cost')}")
     table = table_beside(out)
-    costs, details, measurements, text = tuned(cfg, chosen("batch_cost"))
-    lengths = {size["requests"]: size["length"] for size in details["sizes"]}
-    write_schedule(out, Schedule.at(lengths, costs), command_line(), details)
-    save(measurements, table)
+    with tracking(cfg, "tune lengths") as logger:
+        costs, details, measurements, text = tuned(cfg, chosen("batch_cost"))
+        lengths = {size["requests"]: size["length"] for size in details["sizes"]}
+        write_schedule(out, Schedule.at(lengths, costs), command_line(), details)
+        save(measurements, table)
+        logger.log({f"tokens/{size} at once": length for size, length in lengths.items()})
+        logger.artifact("schedule", "schedule", out)
     print(f"\n{text}\n\nsaved {out}, and the measurements in {table}")
 
 
@@ -273,6 +279,7 @@ class Overlapped(Methods):
     checkpoint: Annotated[Path, "folder of the predictor of methods that ask one"]
     ratios: Annotated[Ratios, "speed ratios c: draft forwards that a target call takes"]
     points: Annotated[int, Field(ge=1, le=1000), "thresholds tried from 0 to 1, besides 0"]
+    logger: Logger
     out: Annotated[Output, "file"]
 
     @staticmethod

@@ -5,8 +5,10 @@ import os
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: no test waits for a hub
+os.environ["WANDB_MODE"] = "disabled"  # but where a test sets another
 
 import pytest
 import torch
@@ -44,3 +46,20 @@ def tiny_pair_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a loadable pair of tiny random Llamas: `target` and `draft` (float64:
     pair.dtype=float64)."""
     return save_tiny_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What makes huggingface_hub speak to an address, with an empty cache."""
+
+    def there(address: str) -> None:
+        constants = "huggingface_hub.constants."
+        monkeypatch.setattr(f"{constants}ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(f"{constants}HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+
+    return there

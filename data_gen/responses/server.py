@@ -10,7 +10,10 @@ import json
 import os
 import random
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -28,10 +31,11 @@ from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
 from runtime.errors import UserError
 from runtime.json_lines import is_text
-from runtime.settings.kinds import Address, Text, Variable
+from runtime.settings.kinds import Address, Addresses, Text, Variable
 
 # seconds before the first retry, twice as long before each further one
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
+DEAD = 3  # failures of a server in a row
 SENDABLE = r"[!-~]*"  # characters of an API key
 # the finish_reason of a response that the target ended, or max_tokens did
 WHOLE = ("stop", "length")
@@ -44,15 +48,53 @@ class Passing(Exception):
     """A failure after which a retry may succeed."""
 
 
+FAILURES = (TimeoutError, Passing, httpx.TransportError, httpx.DecodingError)
+
+
+class Servers:
+    """Several servers of one model, of which the least busy one is asked. One that fails `DEAD`
+    times in a row is left out, and named, as long as there is another."""
+
+    def __init__(self, alive: list[str]) -> None:
+        self.alive = alive
+        self._busy, self._failures = Counter[str](), Counter[str]()
+
+    @contextmanager
+    def least_busy(self) -> Iterator[str]:
+        url = min(self.alive, key=lambda each: self._busy[each])
+        self._busy[url] += 1
+        try:
+            yield url
+            self._failures[url] = 0
+        finally:
+            self._busy[url] -= 1
+
+    def failed(self, url: str, problem: str) -> bool:
+        """Count a failure; return whether to wait before the next try: another server need not."""
+        self._failures[url] += 1
+        if self._failures[url] >= DEAD and url in self.alive and len(self.alive) > 1:
+            self.alive.remove(url)
+            print(
+                f"note: responses.url: {url} is left out, it fails ({problem}). Others:"
+                f" {len(self.alive)}",
+                file=sys.stderr,
+            )
+        return url in self.alive
+
+
 @dataclass(frozen=True)
 class Server:
     """The server to ask, and the settings of its requests.
 
     extra: fields for which OpenAI's API has no name."""
 
-    url: Annotated[Address, "of the server, ends in /v1"]
+    url: Annotated[
+        Address | Addresses, "of the server, ends in /v1; or a list of several that serve the model"
+    ]
     model: Annotated[Text, "as the server calls it"]
-    concurrency: Annotated[int, Field(ge=1, le=1000), "requests under way at a time"]
+    concurrency: Annotated[
+        int, Field(ge=1, le=1000), "requests under way at a time, of each server"
+    ]
     timeout: Annotated[float, Field(gt=0, le=86400), "seconds of one request"]
     retries: Annotated[
         int, Field(ge=0, le=1000), "further tries of one request, 1, 2, 4, ... 60 seconds apart"
@@ -132,13 +174,14 @@ class Server:
     ) -> None:
         """Let workers take prompts from one list, so that `concurrency` requests are always in
         progress."""
-        left, most = iter(prompts), self.concurrency
+        servers = Servers([self.url] if isinstance(self.url, str) else list(self.url))
+        left, most = iter(prompts), self.concurrency * len(servers.alive)
         headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
         limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
 
         async def work() -> None:
             for prompt in left:
-                log.append(prompt, await self._ask(client, prompt, fields))
+                log.append(prompt, await self._ask(client, servers, prompt, fields))
                 bar.update()
 
         async with httpx.AsyncClient(headers=headers, timeout=None, limits=limits) as client:
@@ -146,7 +189,11 @@ class Server:
                 await asyncio.gather(*(work() for _ in range(most)))
 
     async def _ask(
-        self, client: httpx.AsyncClient, prompt: Prompt, fields: Mapping[str, Any]
+        self,
+        client: httpx.AsyncClient,
+        servers: "Servers",
+        prompt: Prompt,
+        fields: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Return the log's entry for the answer to a chat turn, with the arguments of the chat
         template, or to a text to be continued as it stands."""
@@ -156,26 +203,34 @@ class Server:
         if prompt.chat and prompt.template:
             question[ARGUMENTS] = dict(prompt.template)
         body = {**fields, "seed": seed_of(fields["seed"], prompt), **question}
-        address = f"{self.url.rstrip('/')}/{'chat/completions' if prompt.chat else 'completions'}"
         for attempt in range(self.retries + 1):
             try:
-                day = today()
-                reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
-                answer = self._answer(prompt, reply)
-                if prompt.date is None:
-                    return answer
-                if day != today():
-                    raise Passing("a new day, which the prompt tells")
-                return {**answer, "date": day}
-            except (TimeoutError, Passing, httpx.TransportError, httpx.DecodingError) as error:
+                with servers.least_busy() as url:
+                    kind = "chat/completions" if prompt.chat else "completions"
+                    address = f"{url.rstrip('/')}/{kind}"
+                    return await self._answered(client, address, prompt, body)
+            except FAILURES as error:
                 problem = self._first_line(str(error) or type(error).__name__)
-            if attempt < self.retries:
+            if servers.failed(url, problem) and attempt < self.retries:
                 await asyncio.sleep(pause(attempt))
         raise UserError(
             f"responses.url: {address} gave no response to {prompt.id} in {self.retries + 1} tries"
             f" ({problem}). Check the server, responses.timeout and responses.retries, and run"
             " again: what has arrived is kept"
         )
+
+    async def _answered(
+        self, client: httpx.AsyncClient, address: str, prompt: Prompt, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the log's entry for one request. Raises one of `FAILURES` if a retry may help."""
+        day = today()
+        reply = await asyncio.wait_for(client.post(address, json=body), self.timeout)
+        answer = self._answer(prompt, reply)
+        if prompt.date is None:
+            return answer
+        if day != today():
+            raise Passing("a new day, which the prompt tells")
+        return {**answer, "date": day}
 
     def _answer(self, prompt: Prompt, reply: httpx.Response) -> dict[str, Any]:
         """Return the log's entry for a reply. Raises `Passing` if a retry may help, UserError if it

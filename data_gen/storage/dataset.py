@@ -35,6 +35,8 @@ from runtime.files import file_hash
 from runtime.job import command_of
 from runtime.json_files import digest, read_json
 
+HUB = "hub:"  # before a dataset repository, in place of a folder
+RECORDS, CARD = [PLAN, "*.parquet", "chunk-*.json"], "README.md"  # of a repository
 WRITTEN = (
     "command",
     "versions",
@@ -74,12 +76,12 @@ class Harvest:
 
     @classmethod
     def open(cls, folder: str | Path, key: str = "data") -> "Harvest":
-        """Open the harvest in a folder. Raises UserError if there is none, with the command that
-        makes it.
+        """Open the harvest in a folder, or in a dataset repository ("hub:owner/name"). Raises
+        UserError if there is none, with the command that makes it.
 
         key: config key named in errors.
         """
-        folder = Path(folder)
+        folder = fetched(str(folder), key) if str(folder).startswith(HUB) else Path(folder)
         path = folder / MANIFEST
         remedy = f"Run: {command_of('gen_data', f'out={folder}')}"
         if not path.exists():
@@ -145,6 +147,11 @@ class Harvest:
         aside = WRITTEN if self.manifest.content is not None else ()
         facts = self.manifest.written
         return digest({name: value for name, value in facts.items() if name not in aside})
+
+    @property
+    def artifact(self) -> tuple[str, str, Path]:
+        """Name, kind and file that stand for the harvest in tracked runs."""
+        return f"harvest-{self.name}", "harvest", self.folder / MANIFEST
 
     @cached_property
     def sha256(self) -> str:
@@ -259,6 +266,28 @@ class Harvest:
             vectors |= dict(zip(ids.tolist(), rows, strict=True))
         ids = sorted(vectors)
         return torch.tensor(ids), torch.stack([vectors[token] for token in ids])
+
+
+def fetched(name: str, key: str) -> Path:
+    """Return the folder of a dataset repository, fetched into the cache of huggingface_hub unless
+    it is there. Raises UserError naming the config key if it cannot be had."""
+    from huggingface_hub import snapshot_download
+
+    from predictors.hub import REFUSALS, refuse_no_repository, said_by
+
+    repository = name.removeprefix(HUB)
+    refuse_no_repository(repository, key)
+    try:
+        return Path(
+            snapshot_download(
+                repository, repo_type="dataset", allow_patterns=[*RECORDS, MANIFEST, CARD]
+            )
+        )
+    except REFUSALS as error:
+        raise UserError(
+            f"{key}: no dataset {repository} could be fetched ({said_by(error)}). Check its name"
+            " and `hf auth login`"
+        ) from error
 
 
 def refuse_unknown(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import Field
 from torch import Tensor
+from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from decoding.batch_cost import BatchTable, share
@@ -203,8 +204,11 @@ def measured_batches(
             said = worker.ask([text] * size, seeds, max_tokens=max_new_tokens, **greedy)
             count = max_new_tokens - 1 - said["accepted_tokens"] / size
             times.append((said["seconds"] - first) / count)
+            bar.update()
         return median(times[1:])
 
+    total = len(sizes) * (len(gammas) + 2) * len(texts)  # in three engines, one after the other
+    bar = tqdm(desc="vLLM's steps", total=total, unit=" texts", mininterval=1)
     worker = timed(None)
     steps = {size: [step(worker, size)] for size in sizes}
     worker.end()
@@ -232,6 +236,7 @@ def measured_batches(
             alone = steps[size][1 + list(gammas).index(between)]
             draft[size] = max((step(worker, size) - alone) / between, 1e-6)
         worker.end()
+    bar.close()
     for size, seconds in steps.items():
         by_length = zip([0, *gammas], seconds, strict=True)
         shown = ", ".join(f"{gamma}: {each * 1e3:.1f}" for gamma, each in by_length)

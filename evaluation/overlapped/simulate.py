@@ -56,14 +56,16 @@ def simulate(cfg: DictConfig) -> None:
     simulated = [Simulated.of(cfg, name) for name in cfg.methods]
     if any(method.overlapped for method in simulated):
         refuse_reading_draft(cfg)
-    frames = swept(cfg, simulated, harvest, elsewhere)
-    cells = {f"{c:.12g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
     settings: Any = OmegaConf.to_container(cfg, resolve=True)
     names = ["data", "judge_data", "gamma", "gammas", "candidates", "checkpoint", "method"]
     facts = {name: settings[name] for name in [*names, "methods"]}
-    command = {"command": command_line()}
-    write_json(out, {**command, **harvest.context, **facts, "cells": cells})
-    table.save(pd.concat(frames.values(), ignore_index=True), parquet)
+    with read.tracking(cfg, "simulate", elsewhere) as logger:
+        frames = swept(cfg, simulated, harvest, elsewhere)
+        cells = {f"{c:.12g}": cell(cfg, simulated, frames, c) for c in cfg.ratios}
+        command = {"command": command_line()}
+        write_json(out, {**command, **harvest.context, **facts, "cells": cells})
+        table.save(pd.concat(frames.values(), ignore_index=True), parquet)
+        logger.artifact("overlapped", "results", out)
     pages = [page(cfg, c, rows, simulated) for c, rows in cells.items()]
     heading = f"# {printable(harvest.pair.name)}"
     parts = [answer(cfg, cells), heading, *pages, *simulated_draft(cfg.pair), f"saved {out}"]

@@ -1,12 +1,13 @@
 """Reading a harvest for replay: checks that it fits the settings, and the table of its rounds with
 predictions for each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from data_gen.samples import prompt_texts, read_columns, refuse_other_distributions
@@ -30,6 +31,7 @@ from predictors.inputs import Inputs
 from runtime.compatibility import incompatible
 from runtime.errors import UserError
 from runtime.job import command_of
+from runtime.tracking import tracked
 
 RECORDED = {
     "tokens": "token",
@@ -96,6 +98,17 @@ def open_harvests(cfg: DictConfig) -> tuple[Harvest, list[Harvest]]:
         judged = [(harvest, cfg.choose), (harvest, cfg.judge)]
         warn_of_repeats(*judged, *((other, "all") for other in elsewhere))
     return harvest, elsewhere
+
+
+@contextmanager
+def tracking(cfg: DictConfig, job: str, elsewhere: Sequence[Harvest] = ()) -> Iterator[Any]:
+    """Track a run that uses the harvest of `cfg` and others."""
+    harvest = Harvest.open(cfg.data)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with tracked(cfg.logger, job, config, [harvest.context], cfg.methods) as logger:
+        for each in (harvest, *elsewhere):
+            logger.used(*each.artifact)
+        yield logger
 
 
 def tunable_rules(cfg: DictConfig, harvest: Harvest) -> dict[str, TunableRule]:

@@ -50,9 +50,16 @@ def tune(cfg: DictConfig) -> None:
         refuse_foreign_file(Path(cfg.cost.file), "tune", "cost.file")
     harvest, elsewhere = read.open_harvests(cfg)
     stops = read.tunable_rules(cfg, harvest)
-    facts, measurements = tuned(cfg, harvest, elsewhere, stops)
-    thresholds.write(out, facts)
-    save(measurements, parquet)
+    with read.tracking(cfg, "tune", elsewhere) as logger:
+        for name in stops:
+            if folder := cfg.rules[name].get("checkpoint"):
+                logger.used(name, "predictor", Path(folder))
+        facts, measurements = tuned(cfg, harvest, elsewhere, stops)
+        thresholds.write(out, facts)
+        save(measurements, parquet)
+        for name, rule in facts["results"]["chosen"]["rules"].items():
+            logger.log({f"{name}/threshold": rule["threshold"], f"{name}/speedup": rule["speedup"]})
+        logger.artifact("thresholds", "thresholds", out)
     text = report(facts) if cfg.verbose else f"{answer(facts)}\n\n{table(facts, 'chosen')}"
     rest = (
         f"saved {out} ({len(facts['results'])} tables of costs; verbose=true prints them), and the"

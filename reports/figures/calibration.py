@@ -1,8 +1,9 @@
 """Calibration of predicted probabilities: reliability before and after calibration, and across
 datasets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
@@ -44,6 +45,34 @@ def diagrams(predictions: Sequence[Predicted]) -> Figure:
         records=[record for one in predictions for record in _bins(one)],
         draw=draw_diagrams,
         how_to_read=f"Here: the probability of {what}.",
+    )
+
+
+def of_bins(name: str, measured: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Return `diagrams` of the bins that training has measured, by harvest
+    (`predictors.reliability.measured`), without intervals."""
+    records, counts = [], dict[str, int]()
+    for place, stages in measured.items():
+        scores = next(iter(stages.values()))
+        counts[place] = scores[STAGES[0]]["rows"]
+        records += [
+            {
+                **{"prompts of": place, "probabilities": stage, "bin": number},
+                **{"rows": round(share * counts[place]), "mean prediction": mean_prediction},
+                "outcome": outcome,
+            }
+            for stage in STAGES
+            for number, (share, mean_prediction, outcome) in enumerate(scores[stage]["bins"], 1)
+        ]
+    return Figure(
+        name=f"reliability-{name}",
+        title=f"Reliability of {name}",
+        source="Reliability diagrams",
+        kind="measured",
+        n=plural(sum(counts.values()), "row"),
+        interval="no interval here; the report has them",
+        records=records,
+        draw=draw_diagrams,
     )
 
 

@@ -71,7 +71,8 @@ class Vllm:
             named = json.dumps({"draftpredict": str(file)})
             more = f" --additional-config {quote(named)}"
         start = f"{serve} {quote(given.target)}"
-        made.launch = [
+        cpu = ["export VLLM_CPU_KVCACHE_SPACE=2 VLLM_CPU_OMP_THREADS_BIND=0-1"]  # GiB; cores
+        made.launch = (cpu if proposer else []) + [
             f'{start} --speculative-config "$(cat {given.file(name)})"{more}'
             for name in made.files
             if name != PROPOSER

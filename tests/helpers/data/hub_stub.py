@@ -21,7 +21,8 @@ def hub(root: Path) -> Iterator[str]:
         def log_message(self, *args: object) -> None: ...
 
         def folder(self, start: int) -> Path:
-            return root.joinpath(*self.path.split("?")[0].split("/")[start : start + 2])
+            parts = self.path.removeprefix("/datasets").split("?")[0].split("/")
+            return root.joinpath(*parts[start : start + 2])
 
         def say(self, body: bytes, headers: dict | None = None, code: int = 200) -> None:
             self.send_response(code)

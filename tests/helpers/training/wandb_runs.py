@@ -13,12 +13,16 @@ BLOCK, HEADER = 32768, 7
 
 
 class Run(NamedTuple):
-    """history: one dict per step; summary: the last values."""
+    """history: one dict per step; summary: the last values; artifacts: names of those that it has
+    used and made."""
 
     folder: Path
     config: dict[str, Any]
     history: list[dict[str, Any]]
     summary: dict[str, Any]
+    about: dict[str, Any]
+    artifacts: dict[str, list[str]]
+    exit_code: int
 
     def file(self, logged: dict[str, Any]) -> Path:
         """Of a picture or a table."""
@@ -28,8 +32,17 @@ class Run(NamedTuple):
 def read_run(folder: Path) -> Run:
     """The only run in the folder that a logger was given."""
     (run,) = (folder / "wandb").glob("offline-run-*")
-    read = Run(run, {}, [], {})
+    read = Run(run, {}, [], {}, {}, {"used": [], "made": []}, 0)
     for record in whole(run):
+        if record.HasField("run"):
+            of_run = record.run
+            told = {"job": of_run.job_type, "group": of_run.run_group, "tags": list(of_run.tags)}
+            read.about.update(told)
+        if record.HasField("artifact") and not record.artifact.name.startswith("run-"):  # tables
+            kind = "used" if record.artifact.use_after_commit else "made"
+            read.artifacts[kind].append(record.artifact.name)
+        if record.HasField("exit"):
+            read = read._replace(exit_code=record.exit.exit_code)
         read.config.update(values(record.run.config.update) | values(record.config.update))
         merge(read.summary, values(record.summary.update))
         if record.HasField("history"):

@@ -57,6 +57,19 @@ def test_what_is_asked_and_kept(tmp_path):
     assert {name: answer.content for name, answer in again.items()} == texts
 
 
+def test_several_servers_share_and_a_dead_one_is_left_out_and_named(tmp_path, capsys):
+    with stub_server() as first, stub_server() as second:
+        dead = "http://127.0.0.1:9/v1"
+        given = fetch([first.url, dead, second.url], tmp_path)
+        assert {name: answer.content for name, answer in given.items()} == {
+            prompt.id: f"w5 {prompt.text}" for prompt in PROMPTS
+        }
+        assert first.bodies and second.bodies
+        assert len(first.bodies) + len(second.bodies) == len(PROMPTS)
+    assert f"responses.url: {dead} is left out, it fails" in capsys.readouterr().err
+    refuses("gave no response", fetch, [dead, dead.replace("9", "10")], tmp_path / "x", retries=4)
+
+
 def test_a_chat_is_asked_as_one(tmp_path):
     chats = [Prompt("c", "toy", "", " w1 w2 ", "w9")]
     with stub_server() as stub:

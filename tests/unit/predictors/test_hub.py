@@ -1,7 +1,6 @@
 """A folder server stands in for the hub."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,23 +11,6 @@ from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.hub_stub import hub, no_hub
 from tests.helpers.training.checkpoints import write_checkpoint
-
-
-@pytest.fixture
-def hub_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What makes huggingface_hub speak to an address, with an empty cache."""
-
-    def there(address: str) -> None:
-        constants = "huggingface_hub.constants."
-        monkeypatch.setattr(f"{constants}ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(f"{constants}HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(f"{constants}HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(f"{constants}HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(f"{constants}HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", "hf_x")
-
-    return there
 
 
 @pytest.mark.slow

@@ -344,7 +344,7 @@ def test_vllm_gets_a_proposer(tmp_path):
         made = Vllm("", rule, checkpoint, "python", copies, True).export(greedy(tmp_path))
         config = json.loads(str(made.files["speculative_config.json"]))
         assert config["model"] == "serving.vllm.Proposer" and config["num_speculative_tokens"] == 3
-        (line,) = made.launch
+        line = made.launch[-1]
         named = json.dumps({"draftpredict": str(Path("runs/export/proposer.json").absolute())})
         assert line.endswith(f"--additional-config '{named}'")
         return json.loads(str(made.files["proposer.json"]))
