@@ -97,7 +97,7 @@ class Judged(NamedTuple):
 @program(__file__, Train, several=True)
 def main(settings: Train) -> None:
     """Train a checkpoint on a harvest, or calibrate imported confidences."""
-    from data_gen.samples import first_prompts, inputs_of, unseen_prompts
+    from data_gen.samples import first_prompts, inputs_of, refuse_short_rounds, unseen_prompts
     from data_gen.storage.dataset import Harvest
     from data_gen.storage.shards import SPLITS
     from predictors.confidences import run as confidences
@@ -115,6 +115,8 @@ def main(settings: Train) -> None:
     if is_job() and not settings.overwrite and finished(out, run):
         return
     refuse_foreign(out, MARKER)
+    refuse_short_rounds(harvest, predictor)
+    inputs = inputs_of(harvest, predictor)  # every process refuses what the harvest does not hold
     first = this_process().is_main_process
     unseen = [unseen_prompts(other, harvest, predictor) for other in others]
     few = None if settings.prompts is None else first_prompts(harvest, settings.prompts)
@@ -133,7 +135,7 @@ def main(settings: Train) -> None:
             seed = settings.seed
             trainer = instantiate(settings.trainer, seed=seed, logger=logger, state=state)
             started = time.perf_counter()
-            predictor.fit(samples["train"], inputs_of(harvest, predictor), trainer)
+            predictor.fit(samples["train"], inputs, trainer)
             metrics = {
                 "epochs": len(trainer.history),
                 "seconds": time.perf_counter() - started,
@@ -229,7 +231,7 @@ class Reader:
     def _mapped(self, parts: Iterable[Records], shared: bool = False) -> Records:
         from data_gen.storage.mapped import mapped
 
-        return mapped(parts, self.out.with_name(f".{self.out.name}.rows"), shared)
+        return mapped(parts, self.out.with_name(f"{self.out.name}.rows"), shared)
 
 
 def facts(

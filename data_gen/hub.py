@@ -33,6 +33,9 @@ def push(harvest: Harvest, repository: str) -> str:
     api = HfApi()
     try:
         address = api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
+        there = set(api.list_repo_files(repository, repo_type="dataset")) - {".gitattributes", CARD}
+        if there and MANIFEST not in there:
+            raise UserError(f"push: {repository} holds something else. Name another repository")
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             write_checksummed(folder / MANIFEST, cleaned)
@@ -44,6 +47,7 @@ def push(harvest: Harvest, repository: str) -> str:
                     repo_type="dataset",
                     folder_path=source,
                     allow_patterns=names,
+                    delete_patterns=names,  # of an earlier harvest
                     commit_message=f"A harvest of {harvest.pair.name}",
                 )
     except REFUSALS as error:

@@ -70,13 +70,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
     Every process has its own temporary file, so with several writers the last one's file remains,
     complete. Leftovers of a killed process are removed by the next write on the same machine.
     key: config key named in errors."""
-    temporary = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.tmp")
+    temporary = temporary_of(path)
     with _said(path, key):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
-            pid = left.name.removesuffix(".tmp").rpartition("-")[2]
-            if pid.isdecimal() and not alive(int(pid)):
-                left.unlink(missing_ok=True)
+        remove_left_over(path)
         try:
             write(temporary)
             _sync(temporary)
@@ -84,6 +81,20 @@ def write_atomically(path: Path, write: Callable[[Path], object], key: str = "ou
             _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def temporary_of(path: Path, pid: int | None = None) -> Path:
+    """Return the name of the temporary file of a process of this machine, by default of this
+    one."""
+    return path.with_name(f".{path.name}.{_HOST}-{pid or os.getpid()}.tmp")
+
+
+def remove_left_over(path: Path) -> None:
+    """Remove temporary files of processes of this machine that have ended."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.tmp"):
+        pid = left.name.removesuffix(".tmp").rpartition("-")[2]
+        if pid.isdecimal() and not alive(int(pid)):
+            left.unlink(missing_ok=True)
 
 
 def alive(pid: int) -> bool:

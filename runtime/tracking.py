@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from hydra.utils import instantiate
 from pydantic import Field
 
+from runtime.errors import UserError
 from runtime.settings.kinds import Path, Text
 from runtime.text import printable
 
@@ -75,7 +76,13 @@ class WandbLogger:
         settings = wandb.Settings(silent=True, init_timeout=self.timeout)
         wandb.setup(settings=settings)
         folder = pathlib.Path(self.folder).resolve()  # the process that writes may work elsewhere
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"logger.folder: {folder} cannot be written ({error.strerror}). Set another, or"
+                " logger=none"
+            ) from error
         arguments: dict[str, Any] = {
             "project": self.project,
             "job_type": job,
@@ -114,7 +121,8 @@ class WandbLogger:
 
     def artifact(self, name: str, kind: str, path: pathlib.Path) -> None:
         """Keep a copy of a file or folder that the run has made, e.g. a checkpoint."""
-        self.run.log_artifact(_artifact(name, kind, path))
+        with _heard():
+            self.run.log_artifact(_artifact(name, kind, path))
 
     def used(self, name: str, kind: str, path: pathlib.Path) -> None:
         """Say that the run has used a file or folder, which another one has made: the same content
@@ -122,8 +130,9 @@ class WandbLogger:
         artifact = _artifact(name, kind, path)
         self._used[artifact.name] = artifact.digest
         self.run.config.update({"uses": self._used}, allow_val_change=True)
-        if self.run.settings.mode != "offline":
-            self.run.use_artifact(artifact)
+        if self.run.settings.mode not in ("offline", "dryrun"):
+            with _heard():
+                self.run.use_artifact(artifact)
         elif later := getattr(self.run, "_log_artifact", None):  # `use_artifact` refuses offline
             later(artifact, aliases=[], is_user_created=True, use_after_commit=True)
 
@@ -157,12 +166,23 @@ class NullLogger:
     def finish(self, failed: bool = False) -> None: ...
 
 
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Say what W&B refuses: no work is lost for it."""
+    import wandb
+
+    try:
+        yield
+    except wandb.Error as error:
+        print(f"W&B: an artefact was not taken ({type(error).__name__})")
+
+
 def _artifact(name: str, kind: str, path: pathlib.Path) -> Any:
     """Return a file or folder as an artifact; of a harvest its manifest, which names the hashes of
     all records."""
     import wandb
 
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name)[:LONGEST_TAG], type=kind)
+    artifact = wandb.Artifact(re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:LONGEST_TAG] or "_", type=kind)
     (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
     return artifact
 

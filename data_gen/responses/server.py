@@ -12,10 +12,11 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ SENDABLE = r"[!-~]*"  # characters of an API key
 WHOLE = ("stop", "length")
 SHOWN = 200  # most characters of a reply in an error
 PASSING = {408, 409, 425, 429}  # status codes, besides 5xx, after which a retry may succeed
+BUSY = 429
 ARGUMENTS = "chat_template_kwargs"
 
 
@@ -48,38 +50,52 @@ class Passing(Exception):
     """A failure after which a retry may succeed."""
 
 
+class Later(Passing):
+    """A failure that says nothing about the server, after which a retry may succeed."""
+
+
 FAILURES = (TimeoutError, Passing, httpx.TransportError, httpx.DecodingError)
 
 
 class Servers:
-    """Several servers of one model, of which the least busy one is asked. One that fails `DEAD`
-    times in a row is left out, and named, as long as there is another."""
+    """Several servers of one model, of which the least busy one is asked, for `most` responses at a
+    time. One that fails `DEAD` times in a row is left out, and named, as long as there is another;
+    requests that were under way when it failed count as one."""
 
-    def __init__(self, alive: list[str]) -> None:
-        self.alive = alive
-        self._busy, self._failures = Counter[str](), Counter[str]()
+    def __init__(self, alive: Sequence[str], most: int, shown: Callable[[Exception], str]) -> None:
+        self.alive, self._shown = list(alive), shown
+        self._free = {url: asyncio.Semaphore(most) for url in alive}
+        self._busy, self._failures, self._counted = Counter[str](), Counter[str](), Counter[str]()
+        self._moments = count(1)
 
-    @contextmanager
-    def least_busy(self) -> Iterator[str]:
-        url = min(self.alive, key=lambda each: self._busy[each])
+    @asynccontextmanager
+    async def least_busy(self, aside: Collection[str]) -> AsyncIterator[str]:
+        """Reserve a server, none of `aside` if there is another, and count how it fares."""
+        others = [url for url in self.alive if url not in aside]
+        url = min(others or self.alive, key=lambda each: self._busy[each])
         self._busy[url] += 1
         try:
-            yield url
-            self._failures[url] = 0
+            async with self._free[url]:
+                began = next(self._moments)
+                yield url
+            self._failures[url], self._counted[url] = 0, next(self._moments)
+        except FAILURES as error:
+            if not isinstance(error, Later) and began > self._counted[url]:
+                self._failures[url] += 1
+                self._counted[url] = next(self._moments)
+                self._leave_out(url, error)
+            raise
         finally:
             self._busy[url] -= 1
 
-    def failed(self, url: str, problem: str) -> bool:
-        """Count a failure; return whether to wait before the next try: another server need not."""
-        self._failures[url] += 1
+    def _leave_out(self, url: str, error: Exception) -> None:
         if self._failures[url] >= DEAD and url in self.alive and len(self.alive) > 1:
             self.alive.remove(url)
             print(
-                f"note: responses.url: {url} is left out, it fails ({problem}). Others:"
+                f"note: responses.url: {url} is left out, it fails ({self._shown(error)}). Others:"
                 f" {len(self.alive)}",
                 file=sys.stderr,
             )
-        return url in self.alive
 
 
 @dataclass(frozen=True)
@@ -174,8 +190,9 @@ class Server:
     ) -> None:
         """Let workers take prompts from one list, so that `concurrency` requests are always in
         progress."""
-        servers = Servers([self.url] if isinstance(self.url, str) else list(self.url))
-        left, most = iter(prompts), self.concurrency * len(servers.alive)
+        urls = [self.url] if isinstance(self.url, str) else list(self.url)
+        servers = Servers(urls, self.concurrency, self._reason)
+        left, most = iter(prompts), self.concurrency * len(urls)
         headers = {"Authorization": f"Bearer {self._key()}"} if self._key() else {}
         limits = httpx.Limits(max_connections=most, max_keepalive_connections=most)
 
@@ -203,16 +220,21 @@ class Server:
         if prompt.chat and prompt.template:
             question[ARGUMENTS] = dict(prompt.template)
         body = {**fields, "seed": seed_of(fields["seed"], prompt), **question}
-        for attempt in range(self.retries + 1):
+        kind, attempt, asked = "chat/completions" if prompt.chat else "completions", 0, set[str]()
+        while True:
             try:
-                with servers.least_busy() as url:
-                    kind = "chat/completions" if prompt.chat else "completions"
+                async with servers.least_busy(asked) as url:
                     address = f"{url.rstrip('/')}/{kind}"
                     return await self._answered(client, address, prompt, body)
             except FAILURES as error:
-                problem = self._first_line(str(error) or type(error).__name__)
-            if servers.failed(url, problem) and attempt < self.retries:
-                await asyncio.sleep(pause(attempt))
+                problem = self._reason(error)
+            asked.add(url)
+            if not asked.issuperset(servers.alive):
+                continue  # another one, at once
+            if attempt == self.retries:
+                break
+            await asyncio.sleep(pause(attempt))
+            attempt, asked = attempt + 1, set()
         raise UserError(
             f"responses.url: {address} gave no response to {prompt.id} in {self.retries + 1} tries"
             f" ({problem}). Check the server, responses.timeout and responses.retries, and run"
@@ -229,7 +251,7 @@ class Server:
         if prompt.date is None:
             return answer
         if day != today():
-            raise Passing("a new day, which the prompt tells")
+            raise Later("a new day, which the prompt tells")
         return {**answer, "date": day}
 
     def _answer(self, prompt: Prompt, reply: httpx.Response) -> dict[str, Any]:
@@ -237,7 +259,8 @@ class Server:
         will not."""
         status, shown = reply.status_code, self._first_line(reply.text)
         if status in PASSING or status >= 500:
-            raise Passing(f"status {status}: {shown}")
+            kind = Later if status == BUSY else Passing
+            raise kind(f"status {status}: {shown}")
         if status != 200:
             raise UserError(
                 f"responses.url: {reply.url} refuses {prompt.id} with status {status}: {shown}."
@@ -292,6 +315,9 @@ class Server:
         else:
             problem = f"an empty response to {prompt.id} (finish_reason {finish}). {take_out}"
         raise UserError(f"responses.url: {self.url} gives {problem}")
+
+    def _reason(self, error: Exception) -> str:
+        return self._first_line(str(error) or type(error).__name__)
 
     def _first_line(self, text: str) -> str:
         """Return the part of a reply or an error that may be shown, without the API key."""

@@ -81,9 +81,12 @@ class Harvest:
 
         key: config key named in errors.
         """
+        given = folder
         folder = fetched(str(folder), key) if str(folder).startswith(HUB) else Path(folder)
         path = folder / MANIFEST
         remedy = f"Run: {command_of('gen_data', f'out={folder}')}"
+        if str(given).startswith(HUB):
+            remedy = "Name a dataset that gen_data.py push=owner/name has sent"
         if not path.exists():
             half = (folder / PLAN).exists()
             state = "is only half harvested" if half else "is no harvested dataset"
@@ -93,6 +96,9 @@ class Harvest:
 
     @property
     def name(self) -> str:
+        """The name of the folder, or of the dataset repository."""
+        if self.folder.parent.name == "snapshots":  # in the cache of huggingface_hub
+            return self.folder.parents[1].name.removeprefix("datasets--")
         return self.folder.name
 
     # From the manifest

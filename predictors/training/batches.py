@@ -127,19 +127,30 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         if self.size <= self.together:
-            yield from self._order(torch.arange(self.size), generator)
+            yield from self._order(torch.arange(self.size), self.size, generator)
             return
         blocks = torch.arange(self.size).split(max(1, self.together // BLOCKS))
         shuffled = torch.randperm(len(blocks), generator=generator)
+        heavy, drawn, total = (
+            0.0,
+            0,
+            float(self.size if self.weights is None else self.weights.sum()),
+        )
         for some in shuffled.split(BLOCKS):
-            yield from self._order(torch.cat([blocks[i] for i in some.tolist()]), generator)
+            items = torch.cat([blocks[i] for i in some.tolist()])
+            heavy += float(len(items) if self.weights is None else self.weights[items].sum())
+            upto = min(self.size, round(self.size * heavy / total))  # draws fall by weight
+            yield from self._order(items, upto - drawn, generator)
+            drawn = upto
 
-    def _order(self, items: torch.Tensor, generator: torch.Generator) -> list[int]:
+    def _order(self, items: torch.Tensor, draws: int, generator: torch.Generator) -> list[int]:
         if self.weights is None:
             chosen = torch.randperm(len(items), generator=generator)
+        elif not draws:
+            return []
         else:
             weights = self.weights[items]
-            chosen = torch.multinomial(weights, len(items), replacement=True, generator=generator)
+            chosen = torch.multinomial(weights, draws, replacement=True, generator=generator)
         order: list[int] = items[chosen].tolist()
         return order
 

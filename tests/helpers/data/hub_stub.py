@@ -82,6 +82,8 @@ def hub(root: Path) -> Iterator[str]:
                     if line["key"] == "file":
                         path = self.folder(3) / line["value"]["path"]
                         path.write_bytes(base64.b64decode(line["value"]["content"]))
+                    if line["key"] == "deletedFile":
+                        (self.folder(3) / line["value"]["path"]).unlink()
                 return self.say_json({"commitUrl": self.path, "commitOid": COMMIT, "success": True})
             self.say_json({"ok": True})
 

@@ -27,10 +27,16 @@ def test_a_harvest_goes_to_the_hub_and_comes_back_the_same(tmp_path: Path, hub_a
     made = Harvest.open(made.folder)
     with hub(tmp_path / "hub") as address:
         hub_at(address)
+        (tmp_path / "hub" / "me" / "other").mkdir(parents=True)
+        (tmp_path / "hub" / "me" / "other" / "x.txt").write_text("x")
+        refuses("push: me/other holds something else", push, made, "me/other")
         push(made, "me/harvest")
+        (tmp_path / "hub" / "me" / "harvest" / "rounds-00099.parquet").write_bytes(b"old")
+        push(made, "me/harvest")
+        assert not (tmp_path / "hub" / "me" / "harvest" / "rounds-00099.parquet").exists()
         theirs = Harvest.open("hub:me/harvest")
         refuses("data: no dataset me/none could be fetched", Harvest.open, "hub:me/none")
-    assert theirs.identity == made.identity
+    assert theirs.identity == made.identity and theirs.name == "me--harvest"
     assert theirs.manifest.written["command"] == "python x.py out=secret"
     assert len(theirs.rounds("train")["group"]) == len(made.rounds("train")["group"])
     text = (theirs.folder / "README.md").read_text()

@@ -1,10 +1,12 @@
 """Asking a server for responses: what is asked, what is tried again, what is kept, what is refused,
 and the log of them: torn, damaged, somebody else's."""
 
+import asyncio
 import itertools
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from data_gen.prompts import Prompt
 from data_gen.responses.external import ResponseFile, asked_on
 from data_gen.responses.log import NAME, open_log
-from data_gen.responses.server import pause
+from data_gen.responses.server import Later, Servers, pause
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
@@ -66,8 +68,34 @@ def test_several_servers_share_and_a_dead_one_is_left_out_and_named(tmp_path, ca
         }
         assert first.bodies and second.bodies
         assert len(first.bodies) + len(second.bodies) == len(PROMPTS)
+        assert len(fetch([dead, first.url], tmp_path / "none", retries=0)) == len(PROMPTS)
     assert f"responses.url: {dead} is left out, it fails" in capsys.readouterr().err
-    refuses("gave no response", fetch, [dead, dead.replace("9", "10")], tmp_path / "x", retries=4)
+    refuses("gave no response", fetch, [dead, dead.replace("9", "10")], tmp_path / "x", retries=1)
+
+
+def test_what_says_nothing_about_a_server_leaves_none_out(capsys):
+    """A new day, a server that is busy, and many requests lost at once, which count as one."""
+
+    async def fail(servers: Servers, error: Exception, at_once: int) -> None:
+        async def one() -> None:
+            with suppress(type(error)):
+                async with servers.least_busy({"b"}):
+                    await asyncio.sleep(0.01)
+                    raise error
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+
+    async def tried() -> None:
+        servers = Servers(["a", "b"], 4, str)
+        await fail(servers, Later("a new day"), 4)
+        await fail(servers, httpx.ConnectError("gone"), 4)
+        await fail(servers, httpx.ConnectError("gone"), 1)
+        assert servers.alive == ["a", "b"]
+        await fail(servers, httpx.ConnectError("gone"), 1)
+        assert servers.alive == ["b"]
+
+    asyncio.run(tried())
+    assert "a is left out, it fails (gone). Others: 1" in capsys.readouterr().err
 
 
 def test_a_chat_is_asked_as_one(tmp_path):

@@ -136,6 +136,9 @@ def test_more_items_than_are_shuffled_together_come_from_few_places_at_a_time():
     label = (torch.arange(10_000) % 10 == 0).long()
     drawn = label[list(EpochSampler(10_000, 0, balancing_weights(label), together=640))]
     assert all(0.35 < float(some.float().mean()) < 0.65 for some in drawn.split(640))
+    label = (torch.arange(10_000) >= 9_900).long()  # all of a class in a few blocks
+    drawn = label[list(EpochSampler(10_000, 0, balancing_weights(label), together=640))]
+    assert len(drawn) == 10_000 and 0.45 < float(drawn.float().mean()) < 0.55
     assert list(EpochSampler(50, seed=3, together=50)) == list(EpochSampler(50, seed=3))
 
 
