@@ -20,7 +20,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from data_gen.storage.dataset import Harvest
     from predictors.base import Predictor, Records
-    from reports.figure import Figure
 
 
 class Train(Group):
@@ -363,21 +362,6 @@ def verdict(name: str, metrics: Mapping[str, Any]) -> str:
     return f"{name} {better}: {told}."
 
 
-def pictures(predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> list[Figure]:
-    """Return the reliability of a saved predictor on every harvest that it was judged on, and of
-    classes the confusion."""
-    from predictors.base import read_config
-    from reports.artifacts import Checkpoint
-    from reports.figure import Missing
-    from reports.figures.calibration import of_bins
-    from reports.figures.confusion import confusions
-
-    figures = [of_bins(out.name, metrics["reliability"])]
-    with suppress(Missing):
-        figures.append(confusions(Checkpoint(out, {**read_config(out, "out"), "metrics": metrics})))
-    return figures
-
-
 def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib.Path) -> None:
     for name, row in metrics["test"].items():
         numbers = {score: value for score, value in row.items() if isinstance(value, float)}
@@ -385,12 +369,12 @@ def log(logger: Any, predictor: Predictor, metrics: dict[str, Any], out: pathlib
     for data, scores in metrics.get("survival", {}).items():
         for name, (value, *_) in scores["difference"].items():
             logger.log({f"survival/{data}/above {name}": value})
-    from reports.figure import save as save_figure
+    if logger.shows:
+        from reports.trained import pictures
 
-    with tempfile.TemporaryDirectory() as scratch:
-        for figure in pictures(predictor, metrics, out) if logger.shows else ():
-            *_, image = save_figure(figure, pathlib.Path(scratch))
-            logger.image(f"figures/{figure.name}", image, f"{figure.title}. {figure.caption}")
+        with tempfile.TemporaryDirectory() as scratch:
+            for picture in pictures(out, pathlib.Path(scratch)):
+                logger.image(*picture)
     logger.artifact(predictor.name, "predictor", out)
 
 
