@@ -4,6 +4,7 @@ one, and its connection to the others."""
 import functools
 import gc
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.errors import UserError
@@ -11,6 +12,7 @@ from runtime.errors import UserError
 if TYPE_CHECKING:
     from accelerate import PartialState
 
+PATIENCE = timedelta(days=1)  # until processes that wait for one another give up
 _RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 _SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
@@ -83,7 +85,8 @@ def this_process() -> "PartialState":
             "accelerate launch started one process only. Without GPUs, several take: accelerate"
             " launch --multi_gpu"
         )
-    return PartialState(cpu=processes > 1 and not torch.accelerator.is_available())
+    on_host = processes > 1 and not torch.accelerator.is_available()
+    return PartialState(cpu=on_host, timeout=PATIENCE)  # the first one reads, the others wait
 
 
 def leave_others() -> None:
