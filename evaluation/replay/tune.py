@@ -27,6 +27,7 @@ from evaluation.page import beside, simulated, times
 from evaluation.replay import read, thresholds, tuning
 from evaluation.replay.tuning import GrowsByWorth, Sample
 from evaluation.table import BASELINE, markdown, save, with_interval
+from predictors.base import read_config
 from runtime.errors import UserError
 from runtime.files import checked_folder, file_name, refuse_foreign_file, table_beside
 from runtime.intervals import METHOD, Estimate
@@ -53,7 +54,8 @@ def tune(cfg: DictConfig) -> None:
     with read.tracking(cfg, "tune", elsewhere) as logger:
         for name in stops:
             if folder := cfg.rules[name].get("checkpoint"):
-                logger.used(name, "predictor", Path(folder))
+                trained = read_config(Path(folder), f"rules.{name}.checkpoint")
+                logger.used(trained["predictor"], "predictor", Path(folder))  # as train.py names it
         facts, measurements = tuned(cfg, harvest, elsewhere, stops)
         thresholds.write(out, facts)
         save(measurements, parquet)
