@@ -248,7 +248,7 @@ def facts(
     provenance = {
         "command": command_line(),
         "config": settings.plain(),
-        "data": {"folder": str(settings.data), "sha256": harvest.sha256, "splits": counts},
+        "data": {"folder": str(settings.data), **harvest.origin, "splits": counts},
         "date": time.strftime("%Y-%m-%d"),
         "seed": settings.seed,
         "versions": {"python": platform.python_version(), **versions_of(PACKAGES)},

@@ -1,14 +1,13 @@
 """Requests made from prompts: tokens that fit the models, and a split for every prompt."""
 
 import hashlib
-import json
 import sys
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +18,6 @@ from data_gen.prompts.render import prompt_ids
 from data_gen.storage.shards import SPLITS
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
-from runtime.files import file_hash
 
 SPLIT_BY = "text"  # prompts are split by their text; plans record it
 
@@ -138,25 +136,19 @@ def fitting(prompt: Prompt, pair: ModelPair, new_tokens: int, drafted: bool = Tr
     return tokens
 
 
-def refuse_other_shares(data: Mapping[str, str], shares: Mapping[str, float], where: str) -> None:
+def refuse_other_shares(data: Mapping[str, Any], shares: Mapping[str, float], where: str) -> None:
     """Raise UserError if a harvest was split by other shares than these, so that its training and
     test prompts are not those of this run.
 
-    data: `folder` of the harvest and `sha256` of its manifest. A harvest that is gone or was made
-    anew since is not checked.
-    where: what was made of it.
+    data: `folder` of the harvest, and its `origin`; where: what was made of it.
     """
-    path = Path(data["folder"]) / "manifest.json"
-    if not path.is_file() or file_hash(path) != data.get("sha256"):
-        return
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    if "shares" in manifest and manifest.get("split_by") != SPLIT_BY:
+    if "shares" in data and data.get("split_by") != SPLIT_BY:
         raise UserError(
             f"splits: {data['folder']}, on which {where}, was split by the ids of its prompts, here"
             " their texts decide: what is kept for tests differs. Harvest it anew, or, where it has"
             " seen none of the prompts, set split=all"
         )
-    for name, share in manifest.get("shares", {}).items():
+    for name, share in data.get("shares", {}).items():
         if shares[name] != share:
             raise UserError(
                 f"splits.{name}: {shares[name]} here, {share} in {data['folder']}, on which"

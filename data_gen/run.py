@@ -4,6 +4,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -101,6 +102,9 @@ def finish(
         "command": command_line(),
         "versions": versions_of(PACKAGES),
     }
+    with suppress(UserError):  # there is one: nothing was made since
+        old = Harvest.open(out, "out").manifest.written
+        manifest |= {name: old[name] for name in ("command", "versions") if name in old}
     write_checksummed(out / chunks.MANIFEST, manifest)
     return Harvest.open(out, "out")
 

@@ -259,7 +259,7 @@ def expect(cfg: DictConfig) -> None:
         summaries = figures(cfg, measurements)
         facts = {
             "methods": settings,
-            "data": {"folder": str(cfg.data), "identity": harvest.identity},
+            "data": {"folder": str(cfg.data), **harvest.origin},
             "run": run_facts(cfg, pair),
             "contexts": [
                 {

@@ -376,7 +376,7 @@ def check_checkpoints(
         check_splits(cfg, data, f"{OmegaConf.select(cfg, where)} was trained")
 
 
-def check_splits(cfg: DictConfig, data: Mapping[str, str] | None, where: str) -> None:
+def check_splits(cfg: DictConfig, data: Mapping[str, Any] | None, where: str) -> None:
     """Raise UserError for test prompts that are not in the test split of the harvest `data`. where:
     what was made of it."""
     if data and cfg.split != "all":

@@ -203,7 +203,7 @@ def model_card(
         "Gamma": config["gamma"],
         "Target warp": json.dumps(config["warp"]),
         "Draft warp": json.dumps(config["draft_warp"]),
-        "Data": f"{data['folder']} (manifest sha256 {data['sha256'][:16]})",
+        "Data": f"{data['folder']} (harvest {data['identity'][:16]})",
         "Training": (
             f"{plural(metrics['epochs'], 'epoch')}, {metrics['seconds']:.0f} s, seed {made['seed']}"
         ),

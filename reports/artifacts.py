@@ -97,8 +97,8 @@ class Checkpoint:
 
     @property
     def training_data(self) -> str:
-        """The hash of the harvest it was trained on."""
-        return str(self.config["provenance"]["data"]["sha256"])
+        """The identity of the harvest it was trained on."""
+        return str(self.config["provenance"]["data"].get("identity"))
 
 
 @dataclass(frozen=True)

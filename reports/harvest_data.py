@@ -268,7 +268,7 @@ def on_harvests(
 ) -> tuple[Predictor, list[Harvest]]:
     """Return the predictor and the harvests it fits, its training harvest first."""
     predictor = load_predictor(checkpoint.folder, key="run")
-    home = next((one for one in harvests if one.sha256 == checkpoint.training_data), None)
+    home = next((one for one in harvests if one.identity == checkpoint.training_data), None)
     if home is None or not home.features_stored:
         return predictor, []
 

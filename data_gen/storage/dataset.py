@@ -31,7 +31,6 @@ from decoding.sampling import Warp
 from predictors.features.draft_statistics import HISTORY
 from predictors.features.layers import RecordedLayers
 from runtime.errors import TooFewRows, UserError
-from runtime.files import file_hash
 from runtime.job import command_of
 from runtime.json_files import digest, read_json
 
@@ -145,7 +144,7 @@ class Harvest:
         """The pair and warps, as JSON, for which everything made of this harvest is valid."""
         return {name: self.manifest.written[name] for name in ("pair", "warp", "draft_warp")}
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Digest of the harvest's records and settings; not of the command, the versions of
         packages or the bytes of its files, which change when the same records are written
@@ -155,14 +154,16 @@ class Harvest:
         return digest({name: value for name, value in facts.items() if name not in aside})
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """Return what is recorded of the harvest in what is made of it: its identity, and how its
+        prompts were split."""
+        names, written = ("split_by", "shares"), self.manifest.written
+        return {"identity": self.identity} | {key: written[key] for key in names if key in written}
+
+    @property
     def artifact(self) -> tuple[str, str, Path]:
         """Name, kind and file that stand for the harvest in tracked runs."""
         return f"harvest-{self.name}", "harvest", self.folder / MANIFEST
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of the manifest's file."""
-        return file_hash(self.folder / MANIFEST)
 
     # Records
 

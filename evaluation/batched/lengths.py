@@ -61,7 +61,7 @@ def tuned(cfg: DictConfig, name: str) -> tuple[BatchTable, dict[str, Any], pd.Da
     ways = {where: scheduler.compared(rows) for where, rows in scheduled.items()}
     details = {
         **harvest.context,
-        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
+        "data": {"folder": str(cfg.data), **harvest.origin},
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,
         "cost": {

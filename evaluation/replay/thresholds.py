@@ -46,7 +46,7 @@ class Data(OpenForm):
     """The harvest."""
 
     folder: str
-    sha256: str
+    identity: str
 
 
 class Thresholds(OpenForm):

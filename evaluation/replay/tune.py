@@ -133,7 +133,7 @@ def tuned(
         **harvest.context,
         "gamma": gamma_max,
         "max_new_tokens": cfg.max_new_tokens or harvest.max_new_tokens,
-        "data": {"folder": str(cfg.data), "sha256": harvest.sha256},
+        "data": {"folder": str(cfg.data), **harvest.origin},
         "cost": chosen("cost"),
         "chosen_on": cfg.choose,
         "judged_on": cfg.judge,

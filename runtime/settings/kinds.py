@@ -228,7 +228,9 @@ TooLong = Annotated[
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]
-Addresses = Annotated[list[Address], Field(min_length=1), Distinct, Says("a list of different addresses")]
+Addresses = Annotated[
+    list[Address], Field(min_length=1), Distinct, Says("a list of different addresses")
+]
 Counts = Annotated[
     list[Count], Field(min_length=1), Distinct,
     Says("a list of different whole numbers from 1 on, such as [1,2,4]"),

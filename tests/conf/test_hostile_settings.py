@@ -1,5 +1,6 @@
 """Every key of every program against hostile values: refused in one line that names the key, or a
-value of the kind that stood there. Here each key meets some of the values, in the slow test all."""
+value of the kind that stood there. Each key meets a tenth of the values, in slow tests a third, in
+the full ones all."""
 
 import re
 from collections import Counter
@@ -20,9 +21,14 @@ from tests.helpers.damage.hostile import (
 )
 
 
-@pytest.mark.parametrize("step", [10, 1])
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("program", "step"),
+    [
+        (PROGRAMS[0], 10),
+        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in PROGRAMS),
+        *(pytest.param(name, 1, marks=pytest.mark.full) for name in PROGRAMS),
+    ],
+)
 def test_a_hostile_value_is_refused_or_is_of_the_right_kind(program: str, step: int) -> None:
     """Every key, with every `step`-th value from another one on each time."""
     settings, tried = program_of(program).settings, Counter[str]()

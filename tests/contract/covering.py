@@ -1,5 +1,5 @@
-"""Products of cases: the default run has each value of each part once, `make test-all` all of
-them."""
+"""Products of cases: the default run has each value of each part once, `make test-slow` or, where a
+product is large, `make test-all` the rest."""
 
 from collections.abc import Callable, Hashable, Iterable
 from itertools import product
@@ -10,19 +10,21 @@ import pytest
 Part = Callable[..., Hashable]
 
 
-def covering(cases: Iterable[Any], *parts: Part) -> list[Any]:
-    """Mark as slow every case in which no part has a value that is new.
+def covering(
+    cases: Iterable[Any], *parts: Part, rest: pytest.MarkDecorator = pytest.mark.slow
+) -> list[Any]:
+    """Mark with `rest` every case in which no part has a value that is new among the marked cases,
+    or among the others.
 
     cases: parameters of a test, one at a time or in tuples; parts: functions of them, by default
     each of them"""
-    seen, marked = set[tuple[int, Hashable]](), []
+    seen, marked = set[Hashable](), []
     for case in cases:
         values, marks, name = parameters(case)
         keys = [part(*values) for part in parts] if parts else list(map(str, values))
-        new = set(enumerate(keys)) - seen
-        seen |= set() if marks else new
-        marks = marks if marks or new else [pytest.mark.slow]
-        marked.append(pytest.param(*values, id=name, marks=marks))
+        new = {(bool(marks), *found) for found in enumerate(keys)} - seen
+        seen |= new
+        marked.append(pytest.param(*values, id=name, marks=marks if new else [*marks, rest]))
     return marked
 
 

@@ -126,9 +126,10 @@ def test_distribution_with_eos(policy: Policy, eos: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("confidence", ["drawn", "before"])
-@pytest.mark.parametrize("outcome", [None, 1, 2])
-@pytest.mark.parametrize("chain_rule", ["token", "block"])
+@pytest.mark.parametrize(
+    ("chain_rule", "outcome", "confidence"),
+    covering(crossed(["token", "block"], [None, 1, 2], ["drawn", "before"]), rest=pytest.mark.full),
+)
 def test_distribution_of_longer_drafts(
     chain_rule: str, outcome: int | None, confidence: str
 ) -> None:
@@ -137,7 +138,12 @@ def test_distribution_of_longer_drafts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", named([p for p in POLICIES if p.outcome != SOME] + PEARL))
+@pytest.mark.parametrize(
+    "policy",
+    covering(
+        named([p for p in POLICIES if p.outcome != SOME] + PEARL), *PARTS, rest=pytest.mark.full
+    ),
+)
 def test_distribution_of_larger_sizes(policy: Policy) -> None:
     checked(policy.engine(toy_pair(3, 31)), length_of(policy) + 1)
     checked(policy.engine(toy_pair(2, 5)), 5)

@@ -1,12 +1,11 @@
 """A tiny greedy harvest that replay can be tried on, and a small evaluation."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from data_gen.storage.dataset import Harvest
 from predictors.inputs import Inputs
-from runtime.files import file_hash
 from scripts import gen_data
 from tests.helpers.programs.programs import GREEDY, SPLITS, base, odd_and_even, run, write_prompts
 from tests.helpers.training.checkpoints import write_checkpoint
@@ -33,10 +32,9 @@ def harvest(tiny_pair_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         write_prompts(prompts)
         small = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/greedy", *SPLITS)
         run(gen_data, *base(tiny_pair_dir), *GREEDY, *small)
-    manifest = json.loads((folder / "data/greedy/manifest.json").read_text())
-    context = {key: manifest[key] for key in ("pair", "warp", "draft_warp")}
-    digest = file_hash(folder / "data/greedy/manifest.json")
-    context["provenance"] = {"data": {"folder": "data/greedy", "sha256": digest}}
+    made = Harvest.open(folder / "data/greedy")
+    data = {"folder": "data/greedy", **made.origin}
+    context = {**made.context, "provenance": {"data": data}}
     reads = {"specdecpp": Inputs([-1]), "hrad": Inputs((), [-3, -1], token=True)}
     for (name, inputs), dim in zip(reads.items(), (WIDTH, 3 * WIDTH), strict=True):
         write_checkpoint(

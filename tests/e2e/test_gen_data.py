@@ -15,7 +15,6 @@ from data_gen.requests import refuse_other_shares
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from runtime.errors import UserError
-from runtime.files import file_hash
 from runtime.json_files import CHECKSUM, write_checksummed
 from scripts import gen_data
 from tests.helpers.data.answer_stub import Stub, stub_server
@@ -310,7 +309,7 @@ def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(chats
         write_checksummed(path, {k: v for k, v in old.items() if k not in ("split_by", CHECKSUM)})
     line = refused("dataset.chat=true", "max_new_tokens=6", "gamma=2")
     assert f"{DATA} was made with split_by=None, here text. Choose another out=" in line
-    data = {"folder": str(DATA), "sha256": file_hash(DATA / "manifest.json")}
+    data = {"folder": str(DATA), **Harvest.open(DATA).origin}
     says = rf"^splits: {DATA}, on which x was tuned, was split by the"
     with pytest.raises(UserError, match=says):
         refuse_other_shares(data, manifest["shares"], "x was tuned")

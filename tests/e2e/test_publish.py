@@ -35,7 +35,7 @@ def tune(folder: Path) -> None:
         "format_version": thresholds.FORMAT_VERSION,
         **{"pair": {}, "warp": {}, "draft_warp": {}, "gamma": 8, "cost": "measured"},
         "measured_on": {"hardware": {"target": "CPU", "draft": "CPU"}, "dtypes": {}, "threads": 1},
-        "data": {"folder": "data/toy", "sha256": "00"},
+        "data": {"folder": "data/toy", "identity": "00"},
         "command": "python scripts/tune.py",
         "rules": {
             "value": {**rule, "checkpoint": thresholds.checkpoint_hash(folder, "x")},

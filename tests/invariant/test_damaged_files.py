@@ -31,7 +31,7 @@ RESULT = {"threshold": 4.5, "speculate": True, "speedup": 1.5, "interval": [1.25
 TUNED = {
     "pair": {"target": "aa"},
     **{"warp": WARP, "draft_warp": WARP, "gamma": 8, "cost": "a100", "measured_on": None},
-    "data": {"folder": "data/toy", "sha256": "00"},
+    "data": {"folder": "data/toy", "identity": "00"},
     "command": "python scripts/tune.py",
     "rules": {"fixed": {"setting": "gamma", "stop": {"gamma": None}, "checkpoint": None}},
     "results": {"chosen": {"advice": "fixed", "rules": {"fixed": RESULT}}},

@@ -72,12 +72,15 @@ def compositions(name: str) -> list[tuple[dict[str, str], Composed]]:
 
 
 def places(name: str) -> Iterator[Place]:
-    """Every key of a program once for each choice that it belongs to."""
-    seen = set()
+    """Every key of a program once for each choice that it belongs to; of parts of one class in one
+    group, such as the stop rules of all methods, one."""
+    seen = set[Any]()
     for number, (_, found) in enumerate(compositions(name)):
         values = found.values()
         for key in keys(found.cfg):
-            about = (key, found.choices.get(key.split(".")[0]))
+            top, (holder, _, last) = key.split(".")[0], key.rpartition(".")
+            part = at(values, holder).get("_target_")
+            about = (top, part, last) if part else (key, found.choices.get(top))
             if about not in seen:
                 seen.add(about)
                 yield Place(name, number, key, at(values, key))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from data_gen.storage.dataset import Harvest
 from reports.artifacts import Checkpoint
-from runtime.files import file_hash
 from tests.helpers.data import harvests
 from tests.helpers.data.harvests import DIM, EMBEDDING, PAIR, WARP
 from tests.helpers.training.checkpoints import write_checkpoint
@@ -16,7 +16,7 @@ from tests.helpers.training.checkpoints import write_checkpoint
 
 def context_of(data: Path) -> Mapping[str, Any]:
     """What a checkpoint says of the harvest it was trained on."""
-    provenance = {"data": {"sha256": file_hash(data / "manifest.json")}}
+    provenance = {"data": Harvest.open(data).origin}
     return {"pair": PAIR, "warp": WARP, "draft_warp": WARP, "provenance": provenance}
 
 

@@ -18,7 +18,7 @@ FOUND: dict[str, Any] = {
     "gamma": 8,
     "cost": "a100",
     "measured_on": None,
-    "data": {"folder": "data/toy", "sha256": "00"},
+    "data": {"folder": "data/toy", "identity": "00"},
     "command": "python scripts/tune.py",
     "rules": {"adaedl": {"setting": "threshold", "stop": STOP, "checkpoint": None}},
     "results": {"chosen": {"advice": "adaedl", "rules": {"adaedl": CHOICE}}},
