@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,6 +31,7 @@ from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_
 from runtime.intervals import METHOD, Estimate
 from runtime.json_files import write_checksummed
 from runtime.text import plural, printable
+from runtime.tracking import tracked
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,13 @@ def expect(cfg: DictConfig) -> None:
         file_hashes([named_files(method.settings) for method in compared.values()]),
     ]
     path = journal_path(out, depends_on)
-    with only_writer(out), Journal(path, Expected) as journal:
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with (
+        only_writer(out),
+        Journal(path, Expected) as journal,
+        tracked(cfg.logger, "expect", config, [config], list(compared)) as logger,
+    ):
+        logger.used(*harvest.artifact)
         if journal.resumed:
             print(f"going on after {plural(journal.resumed, 'context')} ({path})")
         turns = walked(cfg, engines, pair, texts, journal)
@@ -279,6 +286,9 @@ def expect(cfg: DictConfig) -> None:
             table.save(measurements, folder / table.FILE)
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         journal.remove()
+        for name, row in summaries[ALL].items():
+            logger.log({f"{name}/{figure}": each.value for figure, each in row.items()})
+        logger.artifact("expected", "results", out)
     print(f"\n{text}\n\nsaved in {cfg.out}")
 
 

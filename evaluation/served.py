@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from data_gen.requests import Request
@@ -37,6 +37,7 @@ from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_
 from runtime.intervals import METHOD, Estimate
 from runtime.json_files import write_checksummed
 from runtime.text import printable
+from runtime.tracking import tracked
 
 MARKER = "served.json"
 WARM_UP = 8  # tokens
@@ -94,7 +95,14 @@ def serve(cfg: DictConfig) -> None:
         setup_facts(pair),
         file_hashes([named_files(method.settings) for method in compared.values()]),
     ]
-    with only_writer(out), Journal(journal_path(out, depends_on), Group) as journal:
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with (
+        only_writer(out),
+        Journal(journal_path(out, depends_on), Group) as journal,
+        tracked(cfg.logger, "serve", config, [config], names) as logger,
+    ):
+        if cfg.data is not None:
+            logger.used(*Harvest.open(cfg.data).artifact)
         engines = {name: serving(method, pair) for name, method in compared.items()}
         turns = served(cfg, engines, requests, journal)
         measurements = measured(cfg, turns)
@@ -107,6 +115,9 @@ def serve(cfg: DictConfig) -> None:
             table.save(measurements, folder / table.FILE)
             (folder / "table.md").write_text(text + "\n", encoding="utf-8")
         journal.remove()
+        for size, rows in by_size(measurements):
+            logger.log({f"{name}, {size} at once": each for name, each in speeds(rows).items()})
+        logger.artifact("served", "results", out)
     print(f"\n{text}\n\nsaved in {cfg.out}")
 
 
@@ -275,6 +286,13 @@ def by_size(measurements: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame]]:
         yield int(size), rows
 
 
+def speeds(rows: pd.DataFrame) -> dict[str, float]:
+    """Return tokens per second by method."""
+    totals = rows.groupby("policy")[["emitted", "seconds"]].sum()
+    found: dict[str, float] = (totals["emitted"] / totals["seconds"]).to_dict()
+    return found
+
+
 def page(
     cfg: DictConfig,
     measurements: pd.DataFrame,
@@ -283,11 +301,8 @@ def page(
     outputs: Sequence[str],
 ) -> str:
     """Return the answer, the speeds by requests at once, and acceptance by position."""
-    speeds, ratios = dict[int, dict[str, float]](), dict[int, dict[str, Estimate]]()
-    for size, rows in by_size(measurements):
-        ratios[size] = table.compare(rows, cfg.against)
-        totals = rows.groupby("policy")[["emitted", "seconds"]].sum()
-        speeds[size] = (totals["emitted"] / totals["seconds"]).to_dict()
+    speed = {size: speeds(rows) for size, rows in by_size(measurements)}
+    ratios = {size: table.compare(rows, cfg.against) for size, rows in by_size(measurements)}
     best = {size: max(each, key=lambda name: each[name].value) for size, each in ratios.items()}
     answer = [
         f"{size} at once: {best[size]}, {with_interval(each[best[size]], unit='x')} {cfg.against}"
@@ -295,10 +310,7 @@ def page(
     ]
     names = [name for name in dict.fromkeys([cfg.against, *cfg.methods])]
     lines = [
-        [
-            name,
-            *(f"{speeds[n][name]:.1f} {with_interval(ratios[n][name], unit='x')}" for n in speeds),
-        ]
+        [name, *(f"{speed[n][name]:.1f} {with_interval(ratios[n][name], unit='x')}" for n in speed)]
         for name in names
     ]
     parts = [
@@ -306,7 +318,7 @@ def page(
         f"# {heading(cfg)}",
         f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
         "## Tokens per second, by requests at once",
-        markdown(["method", *map(str, speeds)], lines),
+        markdown(["method", *map(str, speed)], lines),
         "\n".join(outputs),
         "## Share of drafts of which at least so many tokens were accepted",
         acceptance(measurements, predicted),

@@ -195,6 +195,7 @@ class Expected(Methods):
     positions: Annotated[Count, "contexts of a response, evenly spread"]
     draws: Annotated[Count, "drafts of a method in a context"]
     seed: Annotated[Seed, "of the drafts"]
+    logger: Logger
     out: Annotated[Output, "folder of expected.json and table.md"]
 
     @staticmethod
@@ -233,6 +234,7 @@ class Served(Methods):
     max_new_tokens: Annotated[Count, "most tokens of a response"]
     repeats: Annotated[Count, "times that every group is decoded"]
     seed: Annotated[Seed, "of the responses' draws"]
+    logger: Logger
     out: Annotated[Output, "folder of served.json, table.md and measurements.parquet"]
 
     @staticmethod

@@ -105,6 +105,7 @@ def main(asked: GenData) -> None:
     # Before loading models, whose memory a server may need.
     given = source.fetch(prompts, settings, out, ask=not asked.estimate)
     prompts = asked_on(prompts, given)
+    load_tokenizer(target)  # no folder is made for a pair that is not there
     make = partial(maker_of, asked.pair, prompts, given, settings, shares)
     start = time.perf_counter()
     with only_writer(out), workers.team(make) as team:
