@@ -15,8 +15,8 @@ from pairs.chats import load_chats
 from pairs.self_chat import written_tokens
 from tests.helpers.models.tiny_pair import save_talking_target
 from tests.helpers.training import trainings
+from tests.helpers.training.trainings import KILLS
 
-KILLS = 20
 PROGRAM = "pairs.distill_draft"
 finish = partial(trainings.finish, program=PROGRAM)
 kill_after = partial(trainings.kill_after, program=PROGRAM)
@@ -26,8 +26,6 @@ SETTINGS = (
     " chats.response_tokens=6 chats.held_out=5 training.tokens=6000 training.batch_tokens=120"
     " save_seconds=0.02"
 ).split()
-some = [pytest.param(2)]
-slow = [pytest.param(n, marks=pytest.mark.slow) for n in range(KILLS) if n != 2]
 
 
 def result(draft: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -54,7 +52,7 @@ def uninterrupted(place: Path) -> tuple[float, Any]:
     return time.perf_counter() - started, result(place / "made")
 
 
-@pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.parametrize("kill", KILLS)
 @pytest.mark.slow
 def test_a_training_killed_at_random_moments_ends_in_the_same_draft(
     kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path
@@ -71,7 +69,7 @@ def test_a_training_killed_at_random_moments_ends_in_the_same_draft(
     assert left(tmp_path) == {"chats", "made", "target"}
 
 
-@pytest.mark.parametrize("kill", [*some, *slow])
+@pytest.mark.parametrize("kill", KILLS)
 @pytest.mark.slow
 def test_a_distillation_killed_at_random_moments_is_finished(
     kill: int, place: Path, uninterrupted: tuple[float, Any], tmp_path: Path

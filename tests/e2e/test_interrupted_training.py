@@ -15,9 +15,8 @@ import pytest
 from predictors.base import load_predictor
 from runtime.errors import UserError
 from tests.helpers.data.harvests import write_harvest
-from tests.helpers.training.trainings import finish, kill_after, result, start
+from tests.helpers.training.trainings import KILLS, finish, kill_after, result, start
 
-KILLS = 20
 TOY = ("data=data/toy", "logger=none")
 TRAIN = {
     "specdecpp": ("predictor=specdecpp", "predictor.depth=1", "trainer.epochs=12", *TOY),
@@ -48,7 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return found
 
 
-@pytest.mark.parametrize("kill", range(KILLS))
+@pytest.mark.parametrize("kill", KILLS)
 @pytest.mark.slow
 def test_killed_at_a_random_moment(kill: int, uninterrupted: Whole, tmp_path: Path) -> None:
     name = sorted(TRAIN)[kill % 2]

@@ -12,12 +12,16 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FORKS = multiprocessing.get_context("forkserver")
 LAZY = "imblearn.over_sampling sklearn.isotonic sklearn.linear_model scipy.optimize torch._dynamo"
 LATE = "hydra_plugins.hydra_submitit_launcher.config"
 FORKS.set_forkserver_preload(["train", "tests.helpers.training.trainings", *LAZY.split(), LATE])
 STEPS = ("fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Calls of `os` that make, name or remove files for good."""
+KILLS = [*range(5), *(pytest.param(n, marks=pytest.mark.full) for n in range(5, 20))]
+"""Seeds of the moments at which they are killed."""
 
 
 def start(
