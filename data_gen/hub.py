@@ -2,7 +2,9 @@
 so that `datasets` loads it, too."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 
@@ -16,21 +18,25 @@ from runtime.json_files import write_checksummed
 from runtime.private import Cleaner
 
 
+def cleaned(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plan or manifest without paths of this machine and keys. Raises UserError where its
+    records rest on some."""
+    clean: dict[str, Any] = Cleaner(facts).value(facts)
+    for name in facts.keys() - {*WRITTEN, "checksum"}:
+        if clean.get(name) != facts[name]:
+            raise UserError(
+                f"push: {name} of the harvest holds a path of this machine or a key, which is not"
+                " sent. Harvest with a name that is none, such as pair.name=mine"
+            )
+    return clean
+
+
 def push(harvest: Harvest, repository: str) -> str:
     """Upload a harvest to the repository, which is made, private, if need be; return its address.
 
-    Paths of this machine and keys in the manifest are not sent. Raises UserError where its records
-    rest on some, and if the hub refuses."""
+    Raises UserError for what must not be sent (`cleaned`), and if the hub refuses."""
     refuse_no_repository(repository, "push")
-    written = harvest.manifest.written
-    cleaned = Cleaner(written).value(written)
-    for name in written.keys() - {*WRITTEN, "checksum"}:
-        if cleaned[name] != written[name]:
-            raise UserError(
-                f"push: {name} in {harvest.folder / MANIFEST} holds a path of this machine or a"
-                " key, which is not sent. Harvest with a name that is none, such as pair.name=mine"
-            )
-    api = HfApi()
+    manifest, api = cleaned(harvest.manifest.written), HfApi()
     try:
         address = api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         there = set(api.list_repo_files(repository, repo_type="dataset")) - {".gitattributes", CARD}
@@ -38,7 +44,7 @@ def push(harvest: Harvest, repository: str) -> str:
             raise UserError(f"push: {repository} holds something else. Name another repository")
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            write_checksummed(folder / MANIFEST, cleaned)
+            write_checksummed(folder / MANIFEST, manifest)
             (folder / CARD).write_text(card(harvest), encoding="utf-8")
             # the manifest last: it makes a harvest of the other files
             for source, names in ((harvest.folder, RECORDS), (folder, [MANIFEST, CARD])):

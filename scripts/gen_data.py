@@ -68,7 +68,7 @@ class GenData(Harvest):
 def main(asked: GenData) -> None:
     """Harvest prompts with a pair into a dataset folder."""
     from data_gen.harvest import Maker, make_chunks, maker_of, settings_of
-    from data_gen.hub import push
+    from data_gen.hub import cleaned, push
     from data_gen.prompts import load_prompts
     from data_gen.prompts.render import as_asked
     from data_gen.requests import fitted, repeats, split_prompts
@@ -114,6 +114,8 @@ def main(asked: GenData) -> None:
             found.print(out, workers.count)
             return
         ((_, (plan, given_tokens)),) = whole(team.map(Maker.facts, [None]))
+        if asked.push is not None:
+            cleaned(plan)  # what must not be sent is not harvested for hours first
         bar, progress = progress_bar(len(prompts), settings)
         tags = sorted({prompt.dataset for prompt in prompts})
         with tracked(asked.logger, "harvest", asked.plain(), [plan], tags) as logger:
