@@ -191,6 +191,7 @@ def model_card(
     # metadata for a hub; it names models that are repositories
     models = [str(pair.get(side)) for side in ("target", "draft")]
     models = [name for name in models if REPOSITORY.fullmatch(name) and not Path(name).exists()]
+    known = data.get("identity") or data["sha256"]  # what earlier versions wrote
     tags = ["speculative-decoding", "calibration", config["predictor"]]
     header = ["---", "library_name: draftpredict", "tags:", *(f"- {tag}" for tag in tags)]
     header += ["base_model:", *(f"- {name}" for name in models)] if models else []
@@ -203,7 +204,7 @@ def model_card(
         "Gamma": config["gamma"],
         "Target warp": json.dumps(config["warp"]),
         "Draft warp": json.dumps(config["draft_warp"]),
-        "Data": f"{data['folder']} (harvest {data['identity'][:16]})",
+        "Data": f"{data['folder']} (harvest {known[:16]})",
         "Training": (
             f"{plural(metrics['epochs'], 'epoch')}, {metrics['seconds']:.0f} s, seed {made['seed']}"
         ),
