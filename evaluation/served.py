@@ -2,6 +2,7 @@
 what replay of a harvest says of the same drafts (evaluate.py what=served)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -96,14 +97,13 @@ def serve(cfg: DictConfig) -> None:
         file_hashes([named_files(method.settings) for method in compared.values()]),
     ]
     config: Any = OmegaConf.to_container(cfg, resolve=True)
-    with (
-        only_writer(out),
-        Journal(journal_path(out, depends_on), Group) as journal,
-        tracked(cfg.logger, "serve", config, [config], names) as logger,
-    ):
+    with ExitStack() as during:
+        during.enter_context(only_writer(out))
+        journal = during.enter_context(Journal(journal_path(out, depends_on), Group))
+        engines = {name: serving(method, pair) for name, method in compared.items()}
+        logger = during.enter_context(tracked(cfg.logger, "serve", config, [config], names))
         if cfg.data is not None:
             logger.used(*Harvest.open(cfg.data).artifact)
-        engines = {name: serving(method, pair) for name, method in compared.items()}
         turns = served(cfg, engines, requests, journal)
         measurements = measured(cfg, turns)
         facts = {"run": run_facts(cfg, pair), "predicted": predicted}

@@ -98,7 +98,8 @@ class Checkpoint:
     @property
     def training_data(self) -> str:
         """The identity of the harvest it was trained on."""
-        return str(self.config["provenance"]["data"].get("identity"))
+        data = self.config["provenance"]["data"]
+        return str(data.get("identity") or data["sha256"])  # what earlier versions wrote
 
 
 @dataclass(frozen=True)
