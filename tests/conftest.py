@@ -2,7 +2,6 @@
 on a busy machine."""
 
 import os
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ import pytest
 import torch
 
 from tests.helpers.models.tiny_pair import save_tiny_pair
-from tests.helpers.programs.composing import composed_quickly
+from tests.helpers.programs.composing import compose_quickly
 
 torch.set_num_threads(1)
+compose_quickly()
 GOLDEN = 0.618033988749895
 
 
@@ -33,12 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             order = sorted(range(len(cases)), key=lambda number: number * GOLDEN % 1)
             for number in order[few.args[0] :]:
                 cases[number].add_marker("slow")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _composed_quickly() -> Iterator[None]:
-    with composed_quickly():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,4 @@
-"""Products of cases: the default run has each value of each part once, `make test-slow` or, where a
-product is large, `make test-all` the rest."""
+"""Products of cases: the default run has each value of each part once, `make test-all` the rest."""
 
 from collections.abc import Callable, Hashable, Iterable
 from itertools import product
@@ -10,10 +9,8 @@ import pytest
 Part = Callable[..., Hashable]
 
 
-def covering(
-    cases: Iterable[Any], *parts: Part, rest: pytest.MarkDecorator = pytest.mark.slow
-) -> list[Any]:
-    """Mark with `rest` every case in which no part has a value that is new among the marked cases,
+def covering(cases: Iterable[Any], *parts: Part) -> list[Any]:
+    """Mark as full every case in which no part has a value that is new among the marked cases,
     or among the others.
 
     cases: parameters of a test, one at a time or in tuples; parts: functions of them, by default
@@ -24,7 +21,9 @@ def covering(
         keys = [part(*values) for part in parts] if parts else list(map(str, values))
         new = {(bool(marks), *found) for found in enumerate(keys)} - seen
         seen |= new
-        marked.append(pytest.param(*values, id=name, marks=marks if new else [*marks, rest]))
+        marked.append(
+            pytest.param(*values, id=name, marks=marks if new else [*marks, pytest.mark.full])
+        )
     return marked
 
 

@@ -72,7 +72,6 @@ def early_stops(trace: Trace, gamma: int, length: int) -> set[bool]:
         crossed(ASKING, STOP_CASES),
         lambda case, stop, values: (case.builds, stop, str(values)),
         lambda case, stop, values: (case.rule, str(case.rule_values), stop, str(values)),
-        rest=pytest.mark.full,  # each stop rule has met each structure, each verifier
     ),
 )
 def test_engine_distribution_under_every_stop_rule(

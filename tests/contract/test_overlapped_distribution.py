@@ -125,11 +125,10 @@ def test_distribution_with_eos(policy: Policy, eos: int) -> None:
     assert any(eos in round_.draft_tokens for trace in traces for round_ in trace.rounds)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("chain_rule", "outcome", "confidence"),
-    covering(crossed(["token", "block"], [None, 1, 2], ["drawn", "before"]), rest=pytest.mark.full),
-)
+@pytest.mark.full
+@pytest.mark.parametrize("chain_rule", ["token", "block"])
+@pytest.mark.parametrize("outcome", [None, 1, 2])
+@pytest.mark.parametrize("confidence", ["drawn", "before"])
 def test_distribution_of_longer_drafts(
     chain_rule: str, outcome: int | None, confidence: str
 ) -> None:
@@ -137,13 +136,8 @@ def test_distribution_of_longer_drafts(
     checked(policy.engine(toy_pair(2, 9)), 5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy",
-    covering(
-        named([p for p in POLICIES if p.outcome != SOME] + PEARL), *PARTS, rest=pytest.mark.full
-    ),
-)
+@pytest.mark.full
+@pytest.mark.parametrize("policy", named([p for p in POLICIES if p.outcome != SOME] + PEARL))
 def test_distribution_of_larger_sizes(policy: Policy) -> None:
     checked(policy.engine(toy_pair(3, 31)), length_of(policy) + 1)
     checked(policy.engine(toy_pair(2, 5)), 5)

@@ -163,7 +163,7 @@ def typical_draft(name: str) -> tuple[Draft, torch.Tensor]:
     return as_draft(case, nodes, structure.depth)
 
 
-@pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", list(RULES))
 @pytest.mark.few(2)
 def test_sampled_verdicts_chi_square(name: str, rounds: int) -> None:

@@ -89,7 +89,7 @@ def begun(folder: Path, *arguments: str) -> ForkServerProcess:
     return process
 
 
-@pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("last", [6, 44, pytest.param(-1, marks=pytest.mark.full)])
 @pytest.mark.slow
 def test_killed_at_each_step_of_writing(last: int, tmp_path: Path) -> None:
     """A good checkpoint is there all the time, the earlier one or the new one; at the end nothing

@@ -29,7 +29,7 @@ SETTINGS = (
     "gamma=3 batch_size=4 max_new_tokens=24 anchors.stride=1 dataset=jsonl dataset.chat=false"
     " pair.dtype=float64 pair.name=tiny"
 ).split()
-PROMPTS, KILLS = 96, 20
+PROMPTS = 96
 
 
 @pytest.fixture(scope="module")
@@ -120,17 +120,18 @@ def running(what: str) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.full)])
 def test_killed_at_random_nothing_is_lost_or_doubled(
-    asked: list[str], original: Path, tmp_path: Path, cluster: Any
+    asked: list[str], original: Path, tmp_path: Path, cluster: Any, kills: int
 ) -> None:
     """Processes one after another, and then a node, which another takes the place of."""
     out, random = tmp_path / "data", Random(2)
     given = [f"workers.address={cluster.address}", "workers.count=2", "workers.retries=30"]
     process, killed = begun(asked, out, "workers=ray", *given), 0
-    while killed < KILLS and process.poll() is None:
+    while killed < kills and process.poll() is None:
         time.sleep(random.uniform(0, 0.1))
         at = ".make" if killed < 2 else ".do"  # while models are loaded, and at work
-        if killed == KILLS // 2:
+        if killed == kills // 2:
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
             cluster.add_node(num_cpus=1)
             killed += 1
