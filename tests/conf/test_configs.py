@@ -119,7 +119,7 @@ def test_side_by_side_goes_with_a_draft_that_can() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-@pytest.mark.few(30)
+@pytest.mark.few(30, rest="slow")
 def test_first_line_is_a_command_that_works(file: Path) -> None:
     lines = (CONF / file).read_text().splitlines()
     first = lines[lines[0] == "# @package _global_"]  # which Hydra wants at the top
@@ -150,7 +150,7 @@ COMMANDS = sorted({command for page in PAGES for command in documented(page)})
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.few(20)
+@pytest.mark.few(20, rest="slow")
 def test_commands_of_the_docs_compose(command: str) -> None:
     _, script, *overrides = shlex.split(command)
     assert (ROOT / script).is_file()
@@ -185,7 +185,7 @@ def with_option(program: str, place: str, option: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(("program", "place", "option"), CHOICES)
-@pytest.mark.few(40)
+@pytest.mark.few(40, rest="slow")
 def test_option_composes_and_builds(
     program: str, place: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,7 +206,7 @@ def run(program: str, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.wrong.replace(" ", "-"))
-@pytest.mark.few(16)
+@pytest.mark.few(16, rest="slow")
 def test_bad_input_is_one_line_and_nothing_is_written(
     case: Case, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

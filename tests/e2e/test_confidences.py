@@ -32,7 +32,7 @@ def imported(out: str, *more: str) -> str:
 @pytest.mark.parametrize(
     "method", ["sts", "sts_sglang", "temperature", "platt", "isotonic", "none"]
 )
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_shards_are_imported_and_calibrated(method: str) -> None:
     printed = imported("served", "source.domain=chat", "gamma=3")
     assert "chat: 3000 proposals of 3 tokens, 48 groups" in printed

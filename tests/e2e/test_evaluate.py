@@ -388,7 +388,7 @@ TRIED = "tried.fixed.stop.gamma"
         ("+method.fixed.stops=5", "method.fixed.stops: expected stop, perhaps, got something else"),
     ],
 )
-@pytest.mark.few(8)
+@pytest.mark.few(8, rest="slow")
 def test_bad_settings_end_with_one_line(
     argument: str, words: str, evaluating: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

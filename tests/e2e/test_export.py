@@ -60,7 +60,7 @@ def test_the_engine_computes_our_probabilities(method: str) -> None:
 
 
 @pytest.mark.parametrize("serving", ["sglang", "vllm", "tensorrt_llm", "deepspec", "transformers"])
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_every_engine_gets_a_folder(serving: str) -> None:
     calibrated("isotonic")
     given = ("confidences=checkpoints/confidences", "costs=costs.json", "schedule=schedule.json")

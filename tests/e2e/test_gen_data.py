@@ -222,7 +222,7 @@ ADDRESS = "error: responses.url: expected an address such as http://"
         ("responses=server responses.url=x responses.model=y", ADDRESS),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_bad_input_is_one_line(arguments: str, message: str) -> None:
     assert message in refused(*arguments.split())
     assert not Path("data").exists()

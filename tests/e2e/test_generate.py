@@ -128,7 +128,7 @@ def test_what_does_not_compile_is_left_out_and_named(run: Run) -> None:
         (f"methods=[generate] +{TOP}=3", f"{TOP}: expected one of num_assistant_tokens, "),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_bad_input_is_one_line(argument: str, message: str, given: list[str]) -> None:
     LlamaForCausalLM(LlamaConfig(**{**CONFIG.to_dict(), "vocab_size": 40})).save_pretrained("wider")
     line = programs.refused(evaluate, *given, "max_new_tokens=8", *argument.split())

@@ -65,7 +65,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("program", "arguments", "says"), LINES, ids=str)
-@pytest.mark.few(12)
+@pytest.mark.few(12, rest="slow")
 def test_what_is_wrong_is_refused_before_anything_is_written(
     program: str, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,7 @@ print(sorted({"torch", "transformers", "datasets", "wandb", "sklearn"} & set(sys
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("argument", ["--help", "pair.dtype=abc", "out=5"])
-@pytest.mark.few(3)
+@pytest.mark.few(3, rest="slow")
 def test_no_model_library_is_loaded_before_settings_are_checked(
     program: str, argument: str, tmp_path: Path
 ) -> None:

@@ -150,7 +150,7 @@ def test_one_harvest_serves_fewer_layers() -> None:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "none"])
-@pytest.mark.few(1)
+@pytest.mark.few(1, rest="slow")
 def test_every_calibration_trains_and_decodes_as_saved(method: str) -> None:
     run(f"calibration={method}", *TOY)
     saved = read("checkpoints/specdecpp/calibration.json")

@@ -337,7 +337,7 @@ def test_two_rules_of_one_kind_may_ask_different_checkpoints(arguments: list[str
         ("out=runs/x.parquet", "out: expected the name of a JSON file, got runs/x.parquet"),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_bad_settings_end_with_one_line(argument: str, words: str, arguments: list[str]) -> None:
     cost = () if argument.startswith("cost") else ("cost=c4",)
     assert words in refused(tune, *arguments, *cost, *argument.split())

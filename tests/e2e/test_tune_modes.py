@@ -331,7 +331,7 @@ def test_a_draft_that_reads_its_target_cannot_run_beside_it(
         ),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_bad_settings_of_a_simulation_end_with_one_line(
     argument: str, words: str, simulating: list[str]
 ) -> None:

@@ -109,7 +109,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.few(24)
+@pytest.mark.few(24, rest="slow")
 def test_damage_ends_in_one_line(path: Path, kind: str, damage: str) -> None:
     content = path.read_bytes()
     path.write_bytes(DAMAGE[damage](content))

@@ -158,7 +158,7 @@ def test_what_the_host_waits_for_is_counted(name: str, mode: Callable) -> None:
 
 
 BOUNDED = [
-    pytest.param(engine, warp, second, marks=[] if quick else [pytest.mark.slow])
+    pytest.param(engine, warp, second, marks=[] if quick else [pytest.mark.full])
     for engine in ENGINES
     for warp, second in product(WARPS, ("cuda:0", "cuda:1"))
     for quick in [engine in QUICK or (warp, second) == ("T = .7, p = .9", "cuda:1")]

@@ -161,7 +161,7 @@ def test_answers_keep_the_date_that_their_prompts_told(tmp_path, monkeypatch):
     ],
     ids=lambda extra: next(iter(extra)),
 )
-@pytest.mark.few(12)
+@pytest.mark.few(12, rest="slow")
 def test_fields_that_change_the_answers_are_refused_by_name(extra, tmp_path):
     with pytest.raises(UserError, match=rf"^responses\.extra\.{next(iter(extra))}[.:]") as error:
         fetch("http://127.0.0.1:1/v1", tmp_path, extra=extra)

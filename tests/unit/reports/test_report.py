@@ -34,7 +34,7 @@ def lacking(entry: Entry) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
-@pytest.mark.few(8)
+@pytest.mark.few(8, rest="slow")
 def test_each_says_what_it_needs(entry):
     needs = list(lacking(entry))
     assert len(needs) == (entry.title not in WITHOUT_INPUT)

@@ -88,7 +88,7 @@ def run(script: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         ("pair=nope", 2, "error: In 'job': Could not find 'pair/nope' Available options in"),
     ],
 )
-@pytest.mark.few(3)
+@pytest.mark.few(3, rest="slow")
 def test_exit_code_and_one_line(script, override, code, says):
     done = run(script, override)
     assert done.returncode == code, done.stderr

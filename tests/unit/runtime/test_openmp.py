@@ -39,7 +39,7 @@ def said(program: Path, **settings: str) -> str:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-@pytest.mark.few(2)
+@pytest.mark.few(2, rest="slow")
 def test_every_program_sets_it_before_torch_loads(program):
     assert said(program) == "10000 None"
 

@@ -78,7 +78,7 @@ def faults(values: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("choice", "setting"), CASES, ids=str)
-@pytest.mark.few(60)
+@pytest.mark.few(60, rest="slow")
 def test_what_no_constructor_takes_is_refused(choice, setting):
     values = inner = composed(choice)
     key, _, written = setting.partition("=")
