@@ -177,7 +177,7 @@ CASES += [((6, 4, 2), {"temperature": 1.5}, {})]
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("sizes", "warp", "parts"), CASES)
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_the_distribution_is_that_of_generate(sizes, warp, parts, monkeypatch):
     """sizes: words of the target, of the draft, and tokens that are sampled; the first word ends a
     response. Neither our logits nor transformers' norms are rounded to float32, as they always
