@@ -65,7 +65,8 @@ def test_no_secret_of_the_environment_is_written(
             *("responses=server", "responses.model=m", f"responses.url={stub.url}"),
             *("responses.key_variable=TINY_KEY", "max_new_tokens=12", "gamma=3", *SPLITS),
         ]
-        harvest = [*base(tiny_pair_dir), *asked, "anchors.stride=1", "out=data/toy"]
+        into = ("out=data/toy", "logger.folder=logged/harvest")
+        harvest = [*base(tiny_pair_dir), *asked, "anchors.stride=1", *into]
         monkeypatch.setattr("data_gen.responses.server.PAUSE", 0.0)
         stub.behave = lambda text, attempt: "401"
         line = refused(gen_data, *harvest)
@@ -80,9 +81,9 @@ def test_no_secret_of_the_environment_is_written(
     into = ("out=runs/toy", "logger.folder=logged/evaluate")
     run(evaluate, *base(tiny_pair_dir), *methods, *small, *into)
     run(report, "logger.folder=logged/report", "out=report")
-    for job in ("train", "evaluate", "report"):
+    for job in ("harvest", "train", "evaluate", "report"):
         assert read_run(Path("logged") / job).history is not None
-    assert len([*Path().rglob("*.wandb")]) == 3
+    assert len([*Path().rglob("*.wandb")]) == 4
     out = capsys.readouterr()
     assert SECRET not in out.out + out.err
     assert holding_the_secret() == []
