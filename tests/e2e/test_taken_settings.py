@@ -1,6 +1,6 @@
 """What a description takes, the program can be run with: it ends well, or in one line that says
-what is wrong with it. Every key of four programs, up to `MOST` values each; the settings of a class
-that many methods have are tried in one of them."""
+what is wrong with it. Every key of four programs, one value each (full: two); the settings of a
+class that many methods have are tried in one of them."""
 
 import shutil
 from collections import Counter
@@ -23,7 +23,6 @@ from tests.helpers.damage.hostile import (
 )
 from tests.helpers.programs.programs import GREEDY, SPLITS, base, run
 
-MOST = 2
 REPLAYED = " ".join(["data=data/greedy", *GREEDY, *SPLITS])
 QUICK = {
     "gen_data": "max_new_tokens=4 gamma=3 dataset.limit=6 out=data/new",
@@ -36,7 +35,7 @@ LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=hub", 
 """Of settings with these words a run would take long, or ask somebody who is not there."""
 
 
-def taken(program: str) -> Iterator[tuple[Place, Any]]:
+def taken(program: str, most: int) -> Iterator[tuple[Place, Any]]:
     settings = program_of(program).settings
     composed, seen = [found.values() for _, found in compositions(program)], set()
     for place in places(program):
@@ -49,7 +48,7 @@ def taken(program: str) -> Iterator[tuple[Place, Any]]:
         seen.add(setting)
         right = lambda value: not [*faults(settings, changed(here, place.key, value))]  # noqa: E731
         values = list(filter(right, VALUES))
-        for value in values[:: max(1, len(values) // MOST)][:MOST]:
+        for value in values[:: max(1, len(values) // most)][:most]:
             if not any(word in f"{place.key} {overrides(place)}" for word in LONG):
                 yield place, value
 
@@ -86,13 +85,14 @@ def arguments(place: Place, value: Any, pair: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("most", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("program", QUICK)
 def test_what_is_taken_runs_or_is_refused_in_one_line(
-    program: str, harvest: Path, tiny_pair_dir: Path, here: Path, capsys: Any
+    program: str, most: int, harvest: Path, tiny_pair_dir: Path, here: Path, capsys: Any
 ) -> None:
     ends, wrong = Counter[str](), []
     shutil.copytree(harvest, here, dirs_exist_ok=True)
-    for place, value in taken(program):
+    for place, value in taken(program, most):
         given = arguments(place, value, tiny_pair_dir)
         try:
             run(SimpleNamespace(__name__=program, main=program_of(program)), *given)
