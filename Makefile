@@ -1,7 +1,7 @@
 # make demo    from a fresh clone: environment, model pair, data, predictors, thresholds, the table, the report
 # make test    the default tests, a process for each core
-# make test-slow the real pair, real engines, programs, kills
-# make test-all all tests: those of test and test-slow, and what is left of products of cases
+# make test-slow the real pair, real engines, programs, kills, fuzzing
+# make test-all all tests: those of test and test-slow, and what is left of products, larger sizes, more kills
 # make test-lowest  a smoke suite on the lowest versions that pyproject.toml names, in an environment of its own
 #                   (torch with CUDA is 3 GB; UV_TORCH_BACKEND=cpu spares them where PyTorch's own index is reached)
 # make check   lint, format, types, tests

@@ -22,8 +22,8 @@ GOLDEN = 0.618033988749895
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but `k` cases of a test with the mark ``few(k)`` as full, or ``few(k, rest="slow")``
-    as slow, the same ones each time.
+    """Mark all but `k` of the unmarked cases of a test with the mark ``few(k)`` as full, or with
+    ``few(k, rest="slow")`` as slow, the same ones each time.
 
     Multiples of the golden ratio spread evenly over every stretch, so that no axis of a product
     of parameters is seen at one value only.
@@ -31,6 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
         cases = list(group)
         if few := cases[0].get_closest_marker("few"):
+            marked = ("slow", "full")
+            cases = [case for case in cases if not any(map(case.get_closest_marker, marked))]
             order = sorted(range(len(cases)), key=lambda number: number * GOLDEN % 1)
             for number in order[few.args[0] :]:
                 cases[number].add_marker(few.kwargs.get("rest", "full"))

@@ -208,12 +208,14 @@ def measured_batches(
         return median(times[1:])
 
     total = len(sizes) * (len(gammas) + 2) * len(texts)  # in three engines, one after the other
-    bar = tqdm(desc="vLLM's steps", total=total, unit=" texts", mininterval=1)
-    worker = timed(None)
-    steps = {size: [step(worker, size)] for size in sizes}
-    worker.end()
     draft = dict[int, float]()
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tqdm(desc="vLLM's steps", total=total, unit=" texts", mininterval=1) as bar,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        worker = timed(None)
+        steps = {size: [step(worker, size)] for size in sizes}
+        worker.end()
         file = File(scratch) / "rows"
         worker = timed("Rows", draftpredict_rows=str(file))
         for gamma in gammas:
@@ -236,7 +238,6 @@ def measured_batches(
             alone = steps[size][1 + list(gammas).index(between)]
             draft[size] = max((step(worker, size) - alone) / between, 1e-6)
         worker.end()
-    bar.close()
     for size, seconds in steps.items():
         by_length = zip([0, *gammas], seconds, strict=True)
         shown = ", ".join(f"{gamma}: {each * 1e3:.1f}" for gamma, each in by_length)
