@@ -1,6 +1,6 @@
 """Every key of every program against hostile values: refused in one line that names the key, or a
-value of the kind that stood there. Each key meets a tenth of the values, in the full
-tests all."""
+value of the kind that stood there. Each key meets a tenth of the values, in
+full tests all."""
 
 import re
 from collections import Counter

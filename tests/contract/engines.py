@@ -192,7 +192,7 @@ class Case(NamedTuple):
 
 
 def cases(asks_stop: bool) -> list:
-    """Of all verifiers and structures, those that go together; the larger sizes are marked slow."""
+    """Of all verifiers and structures, those that go together; larger sizes are slow."""
     found = []
     with TemporaryDirectory() as scratch:
         for builds in STRUCTURES:
