@@ -8,9 +8,12 @@
 //
 // A decoding step reads every weight once, so that memory bounds it. Weights are packed
 // [outputs/BLOCK][inputs/P][BLOCK][P], P = 1 of float32 and 2 of bfloat16: a block of outputs is read
-// front to back while its sums stay in registers, for up to MOST rows at a time.
+// front to back while its sums stay in registers, for up to MOST rows at a time. With AMX a block of
+// bfloat16 is two columns of tiles, [16 steps][16 outputs][2] each, for up to 32 rows at a time, and
+// a row takes as long as 16.
 
 #include <immintrin.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,6 +68,7 @@ inline V smaller(V a, V b) { return OF(min_ps)(a, b); }
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 constexpr int BLOCK = 2 * LANES;  // outputs
 constexpr int AHEAD = 8192;       // bytes of weights that are fetched before their turn
+constexpr int CACHED = 256;       // rows that are multiplied by all weights before others are
 
 // n < LANES numbers, and zeros.
 inline V few(const float* p, int64_t n) {
@@ -103,6 +107,16 @@ struct Half {  // bfloat16
 
 template <class W>
 constexpr int P = 4 / sizeof(W);  // inputs that lie together
+#if defined(__AMX_BF16__)
+template <class W>
+constexpr bool TILED = std::is_same_v<W, Half>;
+#else
+template <class W>
+constexpr bool TILED = false;
+#endif
+constexpr int SIDE = 16, SIDES = 2 * SIDE;  // rows of a tile, and of those that are multiplied at once
+template <class W>
+constexpr int DEPTH = P<W> * (TILED<W> ? SIDE : 1);  // numbers of inputs are multiples of it
 #if defined(__AVX512BF16__)
 template <class W>
 using X = W;  // what inputs are multiplied as
@@ -247,18 +261,29 @@ struct Tiles {
 };
 
 template <class W>
-int64_t steps_of(int64_t inputs) { return (inputs + P<W> - 1) / P<W>; }
+int64_t steps_of(int64_t inputs) {
+  return (inputs + DEPTH<W> - 1) / DEPTH<W> * DEPTH<W> / P<W>;
+}
 
-// Put a row of inputs where products read them: [tile][steps][rows of the tile][P].
+// Room for what `lay` puts down of n rows; tiles read up to SIDES, of any content.
+template <class W>
+X<W>* room_for(int64_t n, int64_t inputs) {
+  if (TILED<W>) n = (n + SIDES - 1) / SIDES * SIDES;
+  return room<X<W>, 6>(n * steps_of<W>(inputs) * P<W>);
+}
+
+// Put a row of inputs where products read them: [tile][steps][rows of the tile][P], and row by row
+// for AMX.
 template <class W>
 void lay(const float* x, int64_t inputs, const Tiles& tiles, int64_t row, X<W>* out) {
   struct Step {
     X<W> of[P<W>];
   };
   const int64_t steps = steps_of<W>(inputs), tile = tiles.of(row), rows = tiles.rows(tile);
-  X<W>* line = room<X<W>, 0>(steps * P<W>);
+  X<W>* line = TILED<W> ? out + row * steps * P<W> : room<X<W>, 0>(steps * P<W>);
   for (int64_t i = 0; i < inputs; ++i) put(x[i], line[i]);
   for (int64_t i = inputs; i < steps * P<W>; ++i) put(0.0f, line[i]);
+  if (TILED<W>) return;
   Step* to = (Step*)out + tiles.first(tile) * steps + (row - tiles.first(tile));
   for (int64_t k = 0; k < steps; ++k) to[k * rows] = ((const Step*)line)[k];
 }
@@ -316,28 +341,104 @@ void by_rows(int64_t rows, const W* w, const X<W>* x, int64_t steps, int64_t ahe
   kernels[rows - 1](w, x, steps, ahead, out);
 }
 
+#if defined(__AMX_BF16__)
+// The shape of all tiles, 16 rows of 64 bytes, for the thread that it is made in; afterwards the
+// shape is that of before, on which other libraries may rely.
+class Shaped {
+ public:
+  Shaped() {
+    alignas(64) static constexpr struct {
+      uint8_t palette = 1, row = 0, none[14] = {};
+      uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE};
+    } ours;
+    _tile_storeconfig(before);
+    _tile_loadconfig(&ours);
+  }
+  ~Shaped() {
+    asm volatile("" ::: "memory");
+    if (before[0]) _tile_loadconfig(before);
+    else _tile_release();
+  }
+
+ private:
+  alignas(64) uint8_t before[64];
+};
+
+// Sums of BLOCK outputs for SIDES rows, or SIDE if not `both`, [..][BLOCK].
+template <bool both>
+void tiled(const Half* w, const Half* x, int64_t steps, int64_t ahead, float* out) {
+  asm volatile("" ::: "memory");  // what is loaded has been written
+  const Half* low = x + SIDE * steps * 2;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < steps; k += SIDE, w += SIDE * BLOCK * 2) {
+    for (int line = 0; line < SIDE * BLOCK * 4; line += 64)
+      _mm_prefetch((const char*)w + ahead + line, _MM_HINT_T0);
+    _tile_loadd(4, x + 2 * k, steps * 4);
+    _tile_loadd(6, w, BLOCK * 4);
+    _tile_loadd(7, w + 2 * SIDE, BLOCK * 4);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (!both) continue;
+    _tile_loadd(5, low + 2 * k, steps * 4);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, out, BLOCK * 4);
+  _tile_stored(1, out + SIDE, BLOCK * 4);
+  if (!both) return;
+  _tile_stored(2, out + SIDE * BLOCK, BLOCK * 4);
+  _tile_stored(3, out + SIDE * BLOCK + SIDE, BLOCK * 4);
+}
+#endif
+
 // y [n, outputs] = x w + bias, added to y where it `adds`; x as `lay` leaves it.
 template <class W>
 void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
               int64_t outputs, const float* bias, float* y, bool adds) {
-  const Tiles tiles(n);
   const int64_t steps = steps_of<W>(inputs), size = steps * BLOCK * 4;  // bytes of a block
-  team.run((outputs + BLOCK - 1) / BLOCK, [&](int64_t block) {
-    float sums[MOST * BLOCK];
+  const auto keep = [&](int64_t block, int64_t first, int64_t rows, float* from) {
     const int64_t begin = block * BLOCK, width = std::min<int64_t>(BLOCK, outputs - begin);
+    for (int64_t r = 0; r < rows; ++r, from += BLOCK) {
+      float* to = y + (first + r) * outputs + begin;
+      if (bias)
+        for (int64_t i = 0; i < width; ++i) from[i] += bias[begin + i];
+      if (adds)
+        for (int64_t i = 0; i < width; ++i) to[i] += from[i];
+      else
+        memcpy(to, from, width * sizeof(float));
+    }
+  };
+  const int64_t blocks = (outputs + BLOCK - 1) / BLOCK;
+#if defined(__AMX_BF16__)
+  if constexpr (TILED<W>) {
+    for (int64_t start = 0; start < n; start += CACHED)  // rows that stay in a cache
+      team.run(blocks, [&, start](int64_t block) {
+        const Shaped shaped;
+        float sums[SIDES * BLOCK];
+        const int64_t stop = std::min(n, start + CACHED);
+        for (int64_t first = start; first < stop; first += SIDES) {
+          const int64_t rows = std::min<int64_t>(SIDES, stop - first);
+          (rows > SIDE ? tiled<true> : tiled<false>)(
+              w + block * steps * BLOCK * 2, x + first * steps * 2, steps,
+              first > start ? size : AHEAD, sums);
+          keep(block, first, rows, sums);
+        }
+      });
+    return;
+  }
+#endif
+  const Tiles tiles(n);
+  team.run(blocks, [&](int64_t block) {
+    float sums[MOST * BLOCK];
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t first = tiles.first(tile), rows = tiles.rows(tile);
       by_rows<W>(rows, w + block * steps * BLOCK * P<W>, x + first * steps * P<W>,
                  steps, tile ? size : AHEAD, sums, std::make_integer_sequence<int, MOST>());
-      for (int64_t r = 0; r < rows; ++r) {
-        float *to = y + (first + r) * outputs + begin, *from = sums + r * BLOCK;
-        if (bias)
-          for (int64_t i = 0; i < width; ++i) from[i] += bias[begin + i];
-        if (adds)
-          for (int64_t i = 0; i < width; ++i) to[i] += from[i];
-        else
-          memcpy(to, from, width * sizeof(float));
-      }
+      keep(block, first, rows, sums);
     }
   });
 }
@@ -634,7 +735,7 @@ void run_layers(const Shape& s, const Layer* layers, const Held* held, const Row
   const int64_t widest = std::max<int64_t>({s.hidden, width, s.inner});
   float* y = room<float, 4>(total_rows * std::max<int64_t>(wide_qkv, 2 * s.inner));
   float* mixed = room<float, 5>(total_rows * width);
-  X<W>* x = room<X<W>, 6>(total_rows * steps_of<W>(widest) * P<W>);
+  X<W>* x = room_for<W>(total_rows, widest);
   const auto norm_and_lay = [&](const float* weight, float eps) {
     team.run(total_rows, [&](int64_t row) {
       float* line = room<float, 7>(s.hidden);
@@ -698,7 +799,7 @@ void run_linear(int64_t n, int64_t inputs, int64_t outputs, int threads, const v
                 const float* bias, const float* x, float* y) {
   Team team(threads);
   const Tiles tiles(n);
-  X<W>* laid = room<X<W>, 6>(n * steps_of<W>(inputs) * P<W>);
+  X<W>* laid = room_for<W>(n, inputs);
   team.run(n, [&](int64_t row) { lay<W>(x + row * inputs, inputs, tiles, row, laid); });
   multiply<W>(team, (const W*)weight, laid, n, inputs, outputs, bias, y, false);
 }
@@ -710,6 +811,18 @@ void run_linear(int64_t n, int64_t inputs, int64_t outputs, int threads, const v
 extern "C" {
 
 int32_t block() { return BLOCK; }
+
+// What the number of a weight's inputs is a multiple of, zeros among them.
+int32_t depth(int32_t bytes) { return bytes == 2 ? DEPTH<Half> : DEPTH<float>; }
+
+// Whether the system lets this process use what the library is made of: it has to be asked for AMX.
+int32_t allowed() {
+#if defined(__AMX_BF16__)
+  return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* the tiles */) == 0;
+#else
+  return 1;
+#endif
+}
 
 // Append rows to the caches and run `count` layers on them. held: [count, parts].
 void run(const Shape* shape, const Layer* layers, const Held* held, const Rows* rows,

@@ -33,6 +33,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off")
 WIDE = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 VARIANTS = {  # what the compiler calls the instructions of each, best first
+    "amx_bf16": (*WIDE, "avx512bf16", "amx-tile", "amx-bf16"),
     "avx512_bf16": (*WIDE, "avx512bf16"),
     "avx512": WIDE,
     "avx2": ("avx2", "fma"),
@@ -92,7 +93,11 @@ def variants_here() -> list[str]:
     about = CPUINFO.read_text(errors="replace") if CPUINFO.is_file() else ""
     line = next((line for line in about.splitlines() if line.startswith("flags")), "")
     flags = {flag.replace("_", "") for flag in line.split()}
-    return [name for name, needed in VARIANTS.items() if flags.issuperset(needed)]
+    return [
+        name
+        for name, needed in VARIANTS.items()
+        if flags.issuperset(flag.replace("-", "") for flag in needed)
+    ]
 
 
 def load(variant: str) -> ctypes.CDLL:
@@ -112,6 +117,8 @@ def load(variant: str) -> ctypes.CDLL:
         write_atomically(path, functools.partial(_compile, [*compiler, *flags]))
     made = ctypes.CDLL(str(path))
     made.sampled.restype = ctypes.c_uint64
+    if not made.allowed():
+        raise Unavailable(f"the system does not let this process use {variant}")
     return made
 
 
@@ -179,8 +186,8 @@ def threads_here() -> int:
 def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
     """[out, in] -> [out / block, in / P, block, P], with zeros where they do not divide; P numbers
     are 32 bits."""
-    block, together = made.block(), 4 // weight.element_size()
-    weight = F.pad(weight, (0, -weight.shape[1] % together, 0, -weight.shape[0] % block))
+    block, depth = made.block(), made.depth(weight.element_size())
+    weight = F.pad(weight, (0, -weight.shape[1] % depth, 0, -weight.shape[0] % block))
     words = weight.view(torch.int32).unflatten(0, (-1, block)).transpose(1, 2)
     return words.contiguous()
 

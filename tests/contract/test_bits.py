@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -219,7 +220,10 @@ def test_packed_layers_give_up_their_copy() -> None:
 
 # The library --------------------------------------------------------------------------------------
 
-TINY = 'extern "C" int block() { return 7; } extern "C" unsigned long sampled() { return 0; }'
+TINY = """extern "C" int block() { return 7; }
+extern "C" unsigned long sampled() { return 0; }
+extern "C" int allowed() { return %s; }
+"""
 
 
 @pytest.mark.parametrize("damage", [lambda held: held[:5000], lambda held: b"no library", None])
@@ -228,7 +232,7 @@ def test_a_damaged_library_is_made_anew(
 ) -> None:
     monkeypatch.setenv("DRAFTPREDICT_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "SOURCE", tmp_path / "tiny.cpp")
-    native.SOURCE.write_text(f"// {damage}\n{TINY}")
+    native.SOURCE.write_text(f"// {damage}\n{TINY % 1}")
     folder = tmp_path / "native"
     if damage is not None:
         native.load(HERE[0])
@@ -239,6 +243,26 @@ def test_a_damaged_library_is_made_anew(
     assert native.load(HERE[0]).block() == 7
     (file,) = folder.iterdir()
     assert native._whole(file)
+
+
+def test_what_the_system_does_not_allow_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTPREDICT_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "tiny.cpp")
+    native.SOURCE.write_text(TINY % 0)
+    with pytest.raises(native.Unavailable, match=f"not let this process use {HERE[0]}"):
+        native.load(HERE[0])
+
+
+def test_other_libraries_may_use_the_same_registers() -> None:
+    made("qwen2", torch.bfloat16)
+    x, weight = torch.randn(40, 96).bfloat16(), torch.randn(64, 96).bfloat16()
+    ours = native.Linear(weight)
+    found = [(F.linear(x, weight), ours(x)) for _ in range(3)]
+    for theirs, mine in found:
+        assert torch.equal(theirs, found[0][0]) and torch.equal(mine, found[0][1])
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.1)
 
 
 @pytest.mark.parametrize(
