@@ -105,7 +105,7 @@ def main(settings: Train) -> None:
 
     data, pair = settings.data, settings.pair
     if confidences.imported(data, settings.calibration):
-        return confidences.main(data, settings.calibration, settings.drift, settings.out)
+        return confidences.main(settings)
     predictor: Predictor = instantiate(settings.predictor)
     harvest = Harvest.open(data)
     others = [Harvest.open(folder, "drift") for folder in settings.drift]

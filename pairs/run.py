@@ -28,6 +28,7 @@ from runtime.errors import UserError
 from runtime.files import checked_folder, replaced_folder, write_json
 from runtime.job import as_called, command_line
 from runtime.json_files import OpenForm, read_json, write_checksummed
+from runtime.tracking import tracked
 
 MARKER = "training.json"  # marks the folder of a trained draft
 SETTINGS = "settings.json"  # of a run that is not finished
@@ -133,9 +134,8 @@ def finish(
 ) -> None:
     """Train as ``stage`` says, score the draft on the held-out chats, and write it to `out`: all
     files or none."""
-    logger: Any = instantiate(cfg.logger)
-    logger.start("distill_draft", OmegaConf.to_container(cfg, resolve=True))
-    try:
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with tracked(cfg.logger, "distill", config, [], [kind.name]) as logger:
         resume(cfg, kind, run)
         training = partial(train, run, save_seconds=cfg.save_seconds, logger=logger)
         if writer is not None:
@@ -151,8 +151,6 @@ def finish(
             write_json(folder / MARKER, provenance(cfg, kind, run, measured))
         shutil.rmtree(run.folder)
         logger.artifact(f"{kind.name}_draft", "draft", out)
-    finally:
-        logger.finish()
     print("\n".join(f"{name}: {value:.3f}" for name, value in measured.items()))
     print(as_called(f"saved {out}. Decode with it: python scripts/evaluate.py pair.draft={out}"))
 

@@ -320,6 +320,7 @@ class Checkpoints(Replay):
         " scores alone",
     ]
     thresholds: Annotated[Levels | None, "a row for each of these; null: one for the best"]
+    logger: Logger
     out: Annotated[Output, "file of the table"]
 
 
@@ -351,6 +352,7 @@ class Tree(Group):
     rows: Annotated[Counts, "of timed forwards, besides the largest; packed weights serve 2 to 32"]
     repeats: Annotated[Count, "timed forwards for each"]
     seed: Annotated[Seed, "of the responses' draws"]
+    logger: Logger
 
     @staticmethod
     def misfits(values: Mapping[str, Any]) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ replay."""
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
@@ -34,6 +35,7 @@ from runtime.intervals import METHOD, Estimate
 from runtime.job import command_line
 from runtime.settings.groups import Replay
 from runtime.text import printable
+from runtime.tracking import tracked
 
 SCORES = ("brier", "ece", "auroc")
 KEY = "folder"
@@ -55,6 +57,21 @@ def collect(cfg: DictConfig) -> None:
     refuse_foreign_file(out, "tune")
     if cfg.data is None:
         refuse_unread(cfg)
+    harvests = [] if cfg.data is None else [Harvest.open(cfg.data)]
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    about = [harvest.context for harvest in harvests]
+    with tracked(cfg.logger, "compare checkpoints", config, about) as logger:
+        for harvest in harvests:
+            logger.used(*harvest.artifact)
+        answer, text = compared(cfg, folders)
+        page = f"{text}\n\n<!-- {printable(command_line())} -->\n"
+        write_atomically(out, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+        logger.artifact("checkpoints", "table", out)
+    print(f"\n{answer}\n\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
+
+
+def compared(cfg: DictConfig, folders: Sequence[Path]) -> tuple[str, str]:
+    """Return the answer and the table of all checkpoints."""
     settings = [settings_of(folder) for folder in folders]
     figures = [scores(folder) for folder in folders]
     if cfg.data is None:
@@ -75,10 +92,7 @@ def collect(cfg: DictConfig) -> None:
         )
         settings = [settings[number] for number, _ in rows]
         figures = [figures[number] | judged(choice) for number, choice in rows]
-    text = table(settings, figures)
-    page = f"{text}\n\n<!-- {printable(command_line())} -->\n"
-    write_atomically(out, lambda temporary: temporary.write_text(page, encoding="utf-8"))
-    print(f"\n{answer}\n\n{text}\n\n{LEGEND}\nsaved {cfg.out}")
+    return answer, table(settings, figures)
 
 
 def refuse_unread(cfg: DictConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
@@ -30,7 +30,9 @@ from evaluation.table import markdown
 from runtime.errors import UserError
 from runtime.files import refuse_foreign_file
 from runtime.job import command_line, versions_of
+from runtime.tracking import tracked
 
+SECONDS = "modelled_seconds_per_token"
 RowCost = Callable[[int], float]
 """Number of rows -> seconds of one forward."""
 
@@ -164,6 +166,15 @@ def tune_tree(cfg: DictConfig) -> None:
     """Write the tree that is fastest for measured acceptance and costs."""
     file = Path(cfg.structure.tree)
     refuse_foreign_file(file, "tune", "structure.tree")
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    with tracked(cfg.logger, "tune tree", config, [config]) as logger:
+        facts = found(cfg, file)
+        logger.log({name: facts[name] for name in ("depth", "expected_tokens", SECONDS)})
+        logger.artifact("tree", "tree", file)
+
+
+def found(cfg: DictConfig, file: Path) -> dict[str, Any]:
+    """Find the tree, write it to `file` and print it. Return what is written."""
     pair = load_pair(Pair.of(cfg.pair))
     requests = requests_of_split(
         load_prompts(cfg.dataset), pair, cfg.max_new_tokens + 1, cfg.split, cfg.splits, cfg.limit
@@ -190,7 +201,7 @@ def tune_tree(cfg: DictConfig) -> None:
         "parents": best.parents,
         "depth": best.depth,
         "expected_tokens": best.expected_tokens,
-        "modelled_seconds_per_token": best.seconds_per_token,
+        SECONDS: best.seconds_per_token,
         "acceptance": acceptance,
         "seconds_per_forward": {
             name: dict(zip(cost.rows, cost.seconds, strict=True)) for name, cost in costs.items()
@@ -213,6 +224,7 @@ def tune_tree(cfg: DictConfig) -> None:
     children = ", ".join(f"{value:.3f}" for value in acceptance)
     print("", answer, f"acceptance of the b-th child, measured: {children}", sep="\n\n")
     print("", table(plans, best, alone), *simulated(cfg.pair), f"saved {file}", sep="\n\n")
+    return facts
 
 
 def use(best: Plan, alone: float) -> str:

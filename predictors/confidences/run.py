@@ -32,6 +32,7 @@ from runtime.json_files import write_checksummed
 from runtime.processes import this_process
 from runtime.settings.groups import Calibration
 from runtime.text import printable
+from runtime.tracking import tracked
 
 CONTEXT = ("pair", "warp", "draft_warp")  # known for harvests; no engine logs it
 LOGGED, HERE, ELSEWHERE = "as logged", "fitted here", "fitted elsewhere"
@@ -74,25 +75,29 @@ def imported(data: str | Path, calibration: Calibration) -> bool:
     return False
 
 
-def main(
-    data: str | Path, calibration: Calibration, drift: Sequence[str | Path], out: str | Path | None
-) -> None:
-    """Calibrate the confidences in `data`, for train.py, score them there and in the folders
-    `drift`, and write `out` (None: the default); the first of several processes does it alone.
+def main(settings: Any) -> None:
+    """Calibrate the confidences in `settings.data`, for train.py, score them there and in the
+    folders `drift`, and write `out`; the first of several processes does it alone.
 
     Raises UserError as `refuse_other`."""
     if not this_process().is_main_process:
         return
+    data, calibration = str(settings.data), settings.calibration
     fit, sts = (instantiate(part) for part in (calibration.fit, calibration.sequential))
     name = str(HydraConfig.get().runtime.choices["calibration"])
     method = Method(name, fit, sts, calibration.survival)
-    folder = result_folder(out, "confidences", FILE)
+    folder = result_folder(settings.out, "confidences", FILE)
     refuse_foreign(folder, FILE)
-    with only_writer(folder):
-        facts = calibrated(str(data), method, list(map(str, drift)))
+    with (
+        only_writer(folder),
+        tracked(settings.logger, "train", settings.plain(), [], ["confidences"]) as logger,
+    ):
+        logger.used("imported", "confidences", Path(data))
+        facts = calibrated(data, method, list(map(str, settings.drift)))
         with replaced_folder(folder, FILE) as fresh:
             write_checksummed(fresh / FILE, facts)
             (fresh / "README.md").write_text(page(facts) + "\n", encoding="utf-8")
+        logger.artifact("confidences", "calibration", folder)
     print(f"\n{page(facts)}\n\nsaved in {folder}")
 
 

@@ -91,8 +91,18 @@ def test_names_of_jobs() -> None:
     assert long[0] != long[1] and max(map(len, long)) < 200
 
 
+@pytest.mark.parametrize(
+    ("setting", "wrong"),
+    [("count=none", "count: expected a whole number from 1 on"), ("+gpu=1", "gpu: expected gpus")],
+)
+def test_settings_of_the_launcher_are_checked(setting: str, wrong: str) -> None:
+    setting = f"+hydra.launcher.{setting[1:]}" if setting[0] == "+" else f"hydra.launcher.{setting}"
+    message = refused(train, "-m", *SWEEP, "hydra/launcher=ray", setting)
+    assert message.startswith(f"error: hydra.launcher.{wrong}")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local", "ray"])
 def test_every_launcher(launcher: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "train.py"), "-m", *SWEEP, f"hydra/launcher={launcher}"]
     settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
