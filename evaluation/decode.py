@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product, zip_longest
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from data_gen.requests import Request
+from decoding.engines.batched import Asked, BatchedEngine, Decoder
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 from runtime.errors import UserError
@@ -22,6 +25,7 @@ from runtime.json_lines import read_sealed, sealed
 from runtime.workers import LOCAL, Workers
 
 WARM_UP_TOKENS = 12
+Decode = Callable[[Sequence[Asked]], list[Trace]]
 
 
 @runtime_checkable
@@ -184,50 +188,93 @@ def make_ready(
 class Stage:
     """Requests that methods decode in turns, as a plan says.
 
-    make: returns the engines by name, in each process of `workers` once"""
+    make: returns the engines by name, in each process of `workers` once
+    batch: requests that engines which can decode several decode at once"""
 
     name: str
     make: Callable[[], Mapping[str, Engine]]
     requests: Sequence[Request]
     plan: Plan
     workers: Workers = LOCAL
+    batch: int = 1
 
-    def warm(self) -> Mapping[str, Engine]:
-        """Return the engines, each of which has decoded something: first calls allocate buffers and
-        start threads."""
-        engines = self.make()
-        for engine in engines.values():
-            engine.decode(self.requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))
-        return engines
+    def warm(self) -> Mapping[str, Decode]:
+        """Return what decodes, by method, each of which has decoded something: first calls allocate
+        buffers and start threads."""
+        decode = {name: decoding(engine, self.batch) for name, engine in self.make().items()}
+        for each in decode.values():
+            each([Asked(self.requests[0].tokens, WARM_UP_TOKENS, Sampler.seeded(0))])
+        return decode
 
-    def turn(self, engines: Mapping[str, Engine], place: tuple[int, int]) -> dict[str, Trace]:
-        """Let every method decode the request at (repeat, index); the order of methods rotates.
+    def turn(self, decode: Mapping[str, Decode], place: tuple[int, int]) -> list[dict[str, Trace]]:
+        """Let every method decode `batch` requests from (repeat, index) on; the order of methods
+        rotates. Return the traces of each.
 
         A request's seed depends on the plan's, its prompt and the repeat, not on the method."""
-        (repeat, index), names = place, alternating(list(engines))
-        request, first = self.requests[index], (repeat + index) % len(names)
-        seed, turn = request_seed(self.plan.seed, request, repeat), dict[str, Trace]()
+        (repeat, index), names = place, alternating(list(decode))
+        group, found = self.requests[index : index + self.batch], dict[str, list[Trace]]()
+        first = (repeat + index // self.batch) % len(names)
+        seeds = [request_seed(self.plan.seed, request, repeat) for request in group]
         for name in names[first:] + names[:first]:
-            sampler = Sampler.seeded(seed)
-            trace = engines[name].decode(request.tokens, self.plan.max_new_tokens, sampler)
-            trace.method, trace.seed = name, seed
-            trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
-            turn[name] = trace
-        return {name: turn[name] for name in engines}
+            found[name] = decode[name](
+                [
+                    Asked(request.tokens, self.plan.max_new_tokens, Sampler.seeded(seed))
+                    for request, seed in zip(group, seeds, strict=True)
+                ]
+            )
+            for trace, request, seed in zip(found[name], group, seeds, strict=True):
+                trace.method, trace.seed = name, seed
+                trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
+        return [{name: found[name][each] for name in decode} for each in range(len(group))]
+
+
+def decoding(engine: Engine, batch: int) -> Decode:
+    """Return a function that decodes requests with an engine, `batch` at once if it can.
+
+    Of several at once a trace has a share of their seconds, by its tokens, none of which is told to
+    be of the prefill or of a stage: they wait for each other."""
+    if batch == 1 or not isinstance(engine, Decoder):
+        return lambda requests: [
+            engine.decode(torch.as_tensor(each.prompt_ids), each.max_new_tokens, each.sampler)
+            for each in requests
+        ]
+    batched = BatchedEngine(engine, batch)
+
+    def at_once(requests: Sequence[Asked]) -> list[Trace]:
+        start = perf_counter()
+        ended = dict(batched.decode(requests))
+        seconds, traces = perf_counter() - start, [ended[each] for each in range(len(requests))]
+        tokens = sum(len(trace.tokens) for trace in traces)
+        for trace in traces:
+            trace.seconds = trace.prefill_seconds = seconds * len(trace.tokens) / tokens
+            trace.stages = dict.fromkeys(trace.stages, 0.0)
+        return traces
+
+    return at_once
 
 
 def decode(stage: Stage, journal: Journal[Trace]) -> Traces:
     """Decode all requests of a stage, every method a request before the next request. Turns that
     `journal` has from an earlier run are taken from there."""
-    places = list(product(range(stage.plan.repeats), range(len(stage.requests))))
+    indices = range(len(stage.requests))
+    places = list(product(range(stage.plan.repeats), indices))
     keys = {place: f"{stage.name}/{place[0]}/{place[1]}" for place in places}
-    missing, tokens = [place for place in places if keys[place] not in journal.turns], 0
-    label, done = stage.name.split(":")[0], len(places) - len(missing)
+    groups = [
+        (repeat, first)
+        for repeat, first in product(range(stage.plan.repeats), indices[:: stage.batch])
+        if any(keys[repeat, n] not in journal.turns for n in indices[first : first + stage.batch])
+    ]
+    label, done, tokens = (
+        stage.name.split(":")[0],
+        sum(k in journal.turns for k in keys.values()),
+        0,
+    )
     with tqdm(total=len(places), initial=done, desc=label, unit=" prompts") as bar:
-        for place, turn in stage.workers.all(stage.warm, stage.turn, missing):
-            journal.add(keys[place], turn)
-            tokens += sum(len(trace.tokens) for trace in turn.values())
-            bar.update()
+        for (repeat, first), turns in stage.workers.all(stage.warm, stage.turn, groups):
+            for index, turn in enumerate(turns, first):
+                bar.update(keys[repeat, index] not in journal.turns)
+                journal.add(keys[repeat, index], turn)
+                tokens += sum(len(trace.tokens) for trace in turn.values())
             elapsed = bar.format_dict["elapsed"]  # 0 where TQDM_DISABLE is set
             bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s" if elapsed else "")
     turns = [journal.turns[key] for key in keys.values()]

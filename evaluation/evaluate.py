@@ -187,7 +187,7 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
         methods,
         tried,
         {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")},
-        [cfg.max_new_tokens, cfg.repeats, cfg.seed, more],
+        [cfg.max_new_tokens, cfg.repeats, cfg.seed, cfg.batch, more],
         [
             [request.dataset, request.prompt_id, request.tokens.tolist()]
             for request in (*compared.requests, *compared.tried_on)
@@ -231,7 +231,7 @@ def settle(
         if len(ways) > 1:
             engines = {label: engine(one, compared.pair) for label, one in ways.items()}
             make, workers = making(cfg, ways, engines, compared.tried_on)
-            stage = Stage(f"trying {name}", make, compared.tried_on, plan, workers)
+            stage = Stage(f"trying {name}", make, compared.tried_on, plan, workers, cfg.batch)
             traces = decode(stage, journal)
             speeds[name] = {
                 label: table.tokens_per_second(decoded) for label, decoded in traces.items()
@@ -285,9 +285,13 @@ def compare(
     stage = ": ".join(["decoding", *notes, *(f"without {name}" for name in left_out)])
     plan = Plan(cfg.repeats, cfg.max_new_tokens, cfg.seed)
     make, workers = making(cfg, methods, engines, compared.requests)
-    traces = decode(Stage(stage, make, compared.requests, plan, workers), journal)
+    whole = Stage(stage, make, compared.requests, plan, workers, cfg.batch)
+    traces = decode(whole, journal)
     prompts = [request.tokens for request in compared.requests]
     measurements = priced(table.timed(traces), traces, cfg.modelled, compared.pair, prompts)
+    if cfg.batch > 1:  # what is decoded at once is one observation
+        places = measurements.groupby("policy", sort=False).cumcount() % len(prompts)
+        measurements["prompt"] = "group " + (places // cfg.batch).astype(str)
     speeds = table.compare(measurements)
     decoded = {
         what: [name for name in names if name in speeds] for what, names in cfg.against.items()

@@ -133,16 +133,26 @@ def basis(measurements: pd.DataFrame, policy: str | None, config: Mapping[str, A
         else ""
     )
     return (
-        f"Measured on {plural(prompts, 'prompt')}, {plural(repeats, 'repeat')}; speeds include the"
-        f" prefill; {METHOD}.{by_repeat(measurements, policy)}{few}"
+        f"Measured on {plural(prompts, unit(config))}, {plural(repeats, 'repeat')}; speeds include"
+        f" the prefill; {method(config)}.{by_repeat(measurements, policy)}{few}"
     )
+
+
+def unit(config: Mapping[str, Any]) -> str:
+    """Return what counts as one observation: a prompt, or those that are decoded at once."""
+    return "prompt" if config.get("batch", 1) == 1 else f"group of {config['batch']} at once"
+
+
+def method(config: Mapping[str, Any]) -> str:
+    """Return how intervals are made."""
+    return METHOD if config.get("batch", 1) == 1 else METHOD.replace("prompts", "groups")
 
 
 def more(prompts: int, config: Mapping[str, Any]) -> str:
     """Return how to compare on more prompts than these."""
     split = config.get("split", "test")
     if prompts >= (config.get("limit") or FEW) or split == "all":
-        return f"set limit={FEW} or more"
+        return f"set limit={FEW * config.get('batch', 1)} or more"
     return f"the {split} split has no more: take a larger dataset, or split=all"
 
 
@@ -274,11 +284,11 @@ def page(
         parts += [
             "Measured: tokens/s of whole requests, prefill included, until EOS or"
             f" {cfg.max_new_tokens} tokens; a speed-up is the ratio of tokens/s on the same"
-            f" prompts, on which the methods take turns, {repeats}; {METHOD}."
+            f" prompts, on which the methods take turns, {repeats}; {method(cfg)}."
         ]
     for dataset in rows if whole else (ALL,):
         if whole:
-            prompts = plural(results["prompts"][dataset], "prompt")
+            prompts = plural(results["prompts"][dataset], unit(cfg))
             parts += [f"## {printable(dataset)}: {prompts}, {repeats}"]
         table = speed_table(
             rows[dataset], results["against"], drafting, results["prompts"][dataset]
@@ -350,6 +360,8 @@ def hardware(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     count = facts.get("config", {}).get("workers", {}).get("count", 1)
     shared = f" {count} processes at once, threads as Ray gives them," if count > 1 else ""
+    if (batch := facts.get("config", {}).get("batch", 1)) and batch > 1:
+        shared += f" {batch} prompts at once,"
     return (
         f"{in_words(facts['hardware'])}, threads: {facts['threads']},{shared}"
         f" {in_words(facts['dtypes'])}; {versions}."

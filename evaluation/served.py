@@ -1,11 +1,12 @@
-"""Methods inside a serving engine by the number of requests it decodes at once, and beside them
-what replay of a harvest says of the same drafts (evaluate.py what=served)."""
+"""Methods by the number of requests decoded at once, in our engine or inside a serving one, and
+beside them what replay of a harvest says of the same drafts (evaluate.py what=served)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,9 +17,11 @@ from tqdm import tqdm
 
 from data_gen.requests import Request
 from data_gen.storage.dataset import Harvest
+from decoding.engines.batched import Asked, BatchedEngine, Decoder
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.proposer import read_proposer
+from decoding.sampling import Sampler
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule, setting_of
 from decoding.stopping.fixed import Fixed
@@ -121,8 +124,42 @@ def serve(cfg: DictConfig) -> None:
     print(f"\n{text}\n\nsaved in {cfg.out}")
 
 
+class Side:
+    """Our engine as one that serves: a `BatchedEngine` with room for all that is asked at once."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._batches = engine, dict[int, BatchedEngine]()
+
+    def serve(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+    ) -> Mapping[str, Any]:
+        """See `Serving`."""
+        size = len(prompts)
+        batch = self._batches.setdefault(size, BatchedEngine(self._engine, size))
+        asked = [
+            Asked(prompt, max_new_tokens, Sampler.seeded(seed))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        start = perf_counter()
+        traces = dict(batch.decode(asked))
+        seconds = perf_counter() - start
+        rounds = [round_ for trace in traces.values() for round_ in trace.rounds]
+        drafts = [round_ for round_ in rounds if round_.draft_tokens]
+        most = max((round_.accepted for round_ in drafts), default=0)
+        return {
+            "tokens": [traces[number].tokens for number in range(size)],
+            "seconds": seconds,
+            "drafts": len(drafts),
+            "draft_tokens": sum(len(round_.draft_tokens) for round_ in drafts),
+            "accepted_tokens": sum(round_.accepted for round_ in drafts),
+            "per_position": [sum(each.accepted > n for each in drafts) for n in range(most)],
+        }
+
+
 def serving(method: Method, pair: ModelPair) -> Serving:
     engine = methods.engine(method, pair)
+    if isinstance(engine, Decoder):
+        return Side(engine)
     if not isinstance(engine, Serving):
         raise UserError(
             f"methods: expected engines that decode many requests at once, got {method.name} of"

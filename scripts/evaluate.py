@@ -109,6 +109,11 @@ class Evaluate(Methods):
     limit: Limit
     max_new_tokens: Annotated[Count, "most tokens of a response"]
     repeats: Annotated[Count, "times that every method decodes every prompt, in turn"]
+    batch: Annotated[
+        Count,
+        "prompts that plain decoding and methods with engine=serial decode at once; the others go"
+        " one after another",
+    ]
     seed: Annotated[Seed, "of the responses' draws"]
     against: Annotated[
         dict[str, SomeNames],

@@ -10,7 +10,7 @@
 The distribution is that of the same call without the last line: warps, end tokens and lengths are
 those that `generate` derives from its generation config. Options that would change it or are not
 available are refused in a line: beams, processors that read the text, scores and states of every
-step. Rows of a batch are decoded one after another.
+step. Rows of a batch are decoded side by side, each with a draft as long as its rule says.
 """
 
 import copy
@@ -37,6 +37,7 @@ from transformers.generation import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from decoding.engines.batched import Asked, BatchedEngine, Decoder
 from decoding.engines.request import Ends, Prompt
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule, Verifier
@@ -143,11 +144,19 @@ def speculate(
     with ExitStack() as stack:
         parts = {part: stack.enter_context(undisturbed(getattr(asked, part))) for part in PARTS}
         engine = engine_of(replace(asked, **parts), pair, warp, config)
-        traces = list[Trace]()
-        for row, prompt in zip(input_ids.cpu(), prompts, strict=True):
-            if asked.stream is not None:
-                asked.stream.put(row[None].clone())
-            traces.append(_decoded(engine, row, prompt, asked.stream or streamer, given))
+        stream, rows = asked.stream or streamer, input_ids.cpu()
+        requests = [_request(*each, stream, given) for each in zip(rows, prompts, strict=True)]
+        if stream is None and len(requests) > 1 and isinstance(engine, Decoder):
+            ended = dict(BatchedEngine(engine, len(requests)).decode(requests))
+            traces = [ended[number] for number in range(len(requests))]
+        else:  # who listens hears one row after another
+            traces = []
+            for row, request in zip(rows, requests, strict=True):
+                if asked.stream is not None:
+                    asked.stream.put(row[None].clone())
+                traces.append(engine.decode(*vars(request).values()))
+                if stream is not None:
+                    stream.end()
     sequences = _joined(input_ids, traces, config)
     if config.return_dict_in_generate:
         return SpeculativeOutput(sequences=cast(LongTensor, sequences), traces=traces)
@@ -268,15 +277,11 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
     return Warp(**warps) if config.do_sample else Warp(temperature=0)
 
 
-def _decoded(
-    engine: Engine,
-    row: Tensor,
-    prompt: Tensor,
-    stream: BaseStreamer | None,
-    given: Mapping[str, Any],
-) -> Trace:
-    """Decode one row. row: the padded prompt, whose length `generate` counts and whose tokens
-    stopping criteria see."""
+def _request(
+    row: Tensor, prompt: Tensor, stream: BaseStreamer | None, given: Mapping[str, Any]
+) -> Asked:
+    """Return the request of one row. row: the padded prompt, whose length `generate` counts and
+    whose tokens stopping criteria see."""
     room = given["generation_config"].max_length - len(row)
     padding = row[: len(row) - len(prompt)]
     criteria = given.get("stopping_criteria") or ()
@@ -287,11 +292,7 @@ def _decoded(
         seen = torch.cat([padding, text])[None]
         return any(bool(torch.as_tensor(one(seen, None)).all()) for one in criteria)
 
-    seed = int(torch.randint(1 << 62, ()))
-    trace = engine.decode(prompt, room, Sampler.seeded(seed), ends)
-    if stream is not None:
-        stream.end()
-    return trace
+    return Asked(prompt, room, Sampler.seeded(int(torch.randint(1 << 62, ()))), ends)
 
 
 def _joined(input_ids: Tensor, traces: Sequence[Trace], config: GenerationConfig) -> Tensor:

@@ -339,8 +339,8 @@ class Drafter:
         drafting = [row for row in drafting if rooms[row] > 0 and texts[row].max() < parts.vocab]
         tasks = [partial(requests[row].propose, parts, rooms[row]) for row in drafting]
         drafts: list[list[int]] = [[] for _ in rows]
-        for row, draft in zip(drafting, parts.together.run(tasks), strict=True):
-            drafts[row] = draft
+        for number, draft in parts.together.run(tasks, len(tasks)):
+            drafts[drafting[number]] = draft
         return drafts
 
     def _longest(self, before: Sequence[Request], sampled: Sequence[int]) -> int:
@@ -415,7 +415,7 @@ class Proposer:
 
         def fresh(target: GivenStates) -> CachedLM:
             another = lm.fresh(target)
-            another.network = together
+            another.network = together.joined(0)
             return another
 
         self._parts = Parts(

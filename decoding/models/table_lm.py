@@ -3,6 +3,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 from time import perf_counter
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import HOST
-from decoding.interfaces import LMOutput, RowsWanted
+from decoding.interfaces import LMOutput, RowsWanted, Wanted
 
 Context = tuple[int, ...]
 Table = Callable[[Context], Tensor]
@@ -56,6 +57,7 @@ class TableLM:
         self.vocab_size = len(table(()))
         self.device = self.output_device = HOST
         self.user: int | None = None
+        self.network: Callable[..., LMOutput] = _done  # what `forward` computes goes through it
         self.forwards, self.seconds = 0, 0.0
         self._contexts: list[Context] = []  # of each cached row, itself included
         self._block_start = 0
@@ -63,6 +65,12 @@ class TableLM:
         self._hidden = cache(
             lambda context: torch.rand(self.shape, generator=_generator(0, "hidden", context))
         )
+
+    def fresh(self, target: object = None) -> "TableLM":
+        """Return the same model with rows of its own."""
+        other = copy(self)
+        other._contexts, other.user, other.network = [], None, _done
+        return other
 
     @property
     def length(self) -> int:
@@ -90,16 +98,20 @@ class TableLM:
             parent = self._block_start + link
             before = self._contexts[parent] if parent >= 0 else ()
             self._contexts.append((*before, token)[-self.order :])
-        contexts = self._contexts[first_row:]
-        rows = [self._logits(context) for context in _wanted(contexts, logits)]
-        states = [self._hidden(context) for context in _wanted(contexts, hidden_rows) if hidden]
-        output = LMOutput(
-            torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
-            torch.stack(states, 1)[list(hidden)] if hidden else None,
-        )
+        contexts, wanted = self._contexts[first_row:], Wanted(hidden, hidden_rows, logits)
+        output = self.network(self._output, contexts, wanted)
         self.forwards += 1
         self.seconds += perf_counter() - start
         return output
+
+    def _output(self, contexts: Sequence[Context], wanted: Wanted) -> LMOutput:
+        hidden = wanted.hidden
+        rows = [self._logits(each) for each in _wanted(contexts, wanted.logits)]
+        states = [self._hidden(each) for each in _wanted(contexts, wanted.hidden_rows) if hidden]
+        return LMOutput(
+            torch.stack(rows) if rows else torch.zeros(0, self.vocab_size, dtype=torch.float64),
+            torch.stack(states, 1)[list(hidden)] if hidden else None,
+        )
 
     def crop(self, length: int) -> None:
         assert 0 <= length <= self.length, f"cannot crop {self.length} cached rows to {length}"
@@ -115,6 +127,10 @@ class TableLM:
 
     def embed(self, token: int) -> Tensor:
         return torch.rand(self.shape[1], generator=_generator(0, "embedding", (token,)))
+
+
+def _done(work: Callable[..., LMOutput], *arguments: object) -> LMOutput:
+    return work(*arguments)
 
 
 def _wanted(contexts: Sequence[Context], rows: RowsWanted) -> Sequence[Context]:

@@ -1,87 +1,88 @@
-"""Forwards of several requests as one.
+"""Requests side by side: what they ask of a model is run in one call.
 
-Each request is decoded by a thread of its own, with the code that decodes one alone. What they ask
-of a model meets in a `Together`, which runs it in one call as soon as every thread that takes part
-has asked for something or has ended: weights are read once for all of them."""
+Each request is decoded by the code that decodes one alone, in a greenlet of its own, all in one
+thread. What it asks of a network waits until every request waits; then the first network that
+anybody waits for, in the order given, runs all that it was asked in one call: weights are read
+once. With the draft before the target, requests that still draft do so together, and one call of
+the target verifies them all."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from threading import Condition
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+from greenlet import getcurrent, greenlet
 
-from decoding.interfaces import RowsWanted
-from decoding.models.cpu_llama import LlamaForward
-from decoding.models.forward import Call, Forward, Result, Rows
-from decoding.models.kv_cache import BufferCache
+from decoding.models.forward import Call
 
 T = TypeVar("T")
 
 
 class Together:
-    """A `Forward` for the threads of a `run`; outside of one, that of the model."""
+    """Runs tasks side by side. networks: those that their calls meet in, first served first, such
+    as a `Forward`."""
 
-    def __init__(self, network: Forward) -> None:
-        self.network = network
-        self._turn = Condition()
-        self._running = 0  # threads that have not ended
-        self._threads: ThreadPoolExecutor | None = None
-        self._most = 0  # threads of it
-        self._asked: list[tuple[Call, list[Any]]] = []
+    def __init__(self, *networks: Callable[..., Any]) -> None:
+        self._networks = networks
+        self._asking = dict[greenlet, tuple[int, int, Sequence[Any]]]()  # task, network, call
 
-    def __call__(
-        self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> Result:
-        """See `Forward`."""
-        call, answer = Call(rows, cache, hidden, logits), list[Any]()
-        if not self._running:
-            return self.network(*call)
-        with self._turn:
-            self._asked.append((call, answer))
-            self._answer()
-            self._turn.wait_for(lambda: answer)
-        if isinstance(answer[0], BaseException):
-            raise answer[0]
-        result: Result = answer[0]
-        return result
+    def joined(self, which: int) -> Any:
+        """Return one of the networks, whose calls by running tasks meet."""
+        return lambda *call: self._ask(which, call)
 
-    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Return what the tasks return, each done by a thread of its own. Raises what the first
-        of them raises, when all have ended."""
-        if len(tasks) < 2:
-            return [task() for task in tasks]
-        assert not self._running, "one run at a time"
-        if self._threads is None or len(tasks) > self._most:  # kept: to start them takes time
-            self._most = len(tasks)
-            self._threads = ThreadPoolExecutor(self._most)
-        self._running = len(tasks)
-        done = [self._threads.submit(self._ended_by, task) for task in tasks]
-        wait(done)
-        return [each.result() for each in done]
+    def _ask(self, which: int, call: Sequence[Any]) -> Any:
+        """Return what a network makes of a call."""
+        here = getcurrent()
+        if here not in self._asking:
+            return self._networks[which](*call)
+        return here.parent.switch((which, call))
 
-    def _ended_by(self, task: Callable[[], T]) -> T:
+    def run(self, tasks: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
+        """Yield the number of each task and what it returns, as they end; at most `most` run at
+        once, and the next begins where one ends. Raises what one of them raises, and ends them
+        all."""
+        assert not self._asking, "one run at a time"
+        waiting = enumerate(tasks)
         try:
-            return task()
+            while True:
+                ended = list[tuple[int, T]]()
+                with torch.inference_mode():  # which the tasks are in, whoever of them ends first
+                    while len(self._asking) < most and (new := next(waiting, None)):
+                        self._resume(greenlet(new[1]), new[0], ended)
+                    if self._asking:
+                        self._answer(ended)
+                yield from ended
+                if not self._asking and not ended:
+                    return
         finally:
-            with self._turn:
-                self._running -= 1
-                self._answer()
+            left, self._asking = self._asking, {}
+            for each in left:
+                each.throw()
 
-    def _answer(self) -> None:
-        """Run what was asked, once everybody waits."""
-        if not self._asked or len(self._asked) < self._running:
-            return
-        asked, self._asked = self._asked, []
-        calls = [call for call, _ in asked]
+    def _resume(self, each: greenlet, number: int, ended: list[Any], *given: Any) -> None:
+        """Let a task go on until it asks, or ends."""
+        self._asking[each] = number, 0, ()
+        each.parent = getcurrent()
         try:
-            with torch.no_grad():  # a thread that ended has left its own
-                if isinstance(self.network, LlamaForward):
-                    results: Sequence[Any] = self.network.together(calls)
-                else:
-                    results = [self.network(*call) for call in calls]
-        except BaseException as error:
-            results = [error] * len(calls)
-        for (_, answer), result in zip(asked, results, strict=True):
-            answer.append(result)
-        self._turn.notify_all()
+            asked = each.switch(*given)
+        finally:
+            if each.dead:
+                del self._asking[each]
+        if each.dead:
+            ended.append((number, asked))
+        else:
+            self._asking[each] = number, *asked
+
+    def _answer(self, ended: list[Any]) -> None:
+        """Run what the first network was asked, and let those who asked go on."""
+        first = min(which for _, which, _ in self._asking.values())
+        turn = [
+            (each, n, call) for each, (n, which, call) in self._asking.items() if which == first
+        ]
+        network, calls = self._networks[first], [call for *_, call in turn]
+        at_once: Any = getattr(network, "together", None)
+        if at_once is None:
+            results = [network(*call) for call in calls]
+        else:
+            results = at_once([Call(*call) for call in calls])
+        for (each, number, _), result in zip(turn, results, strict=True):
+            self._resume(each, number, ended, result)

@@ -141,13 +141,13 @@ def test_batches(lm: CachedLM) -> None:
     equal((lm.forward(TEXT[16:]).logits,), (right[16:],))
 
 
-def test_requests_of_several_threads(lm: CachedLM) -> None:
+def test_requests_side_by_side(lm: CachedLM) -> None:
     """Chains, prompts, rows that few outputs are asked for and trees, in calls of all of them."""
     right, states = chain(lm)
     together = Together(lm.network)
     copies = [lm.fresh() for _ in range(4)]
     for each in copies:
-        each.network = together
+        each.network = together.joined(0)
 
     def tree() -> tuple[Tensor, Tensor]:
         copies[3].forward(TEXT[:19], logits="last")
@@ -161,7 +161,8 @@ def test_requests_of_several_threads(lm: CachedLM) -> None:
     tasks = [
         functools.partial(chain, one, *parts) for one, parts in zip(copies, sizes, strict=False)
     ]
-    *chains, path = together.run([*tasks, tree])
+    ended = dict(together.run([*tasks, tree], 4))
+    *chains, path = (ended[number] for number in range(4))
     for found in chains:
         equal(found, (right, states))
     equal(path, (right[19:22], states[:, 19:22]))

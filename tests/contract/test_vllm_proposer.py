@@ -118,7 +118,7 @@ def drafter_of(lm: CachedLM, made: list[CachedLM]) -> Drafter:
 
     def fresh(target: GivenStates) -> CachedLM:
         made.append(lm.fresh(target))
-        made[-1].network = together
+        made[-1].network = together.joined(0)
         return made[-1]
 
     return Drafter(Parts(fresh, together, Sources(4, 3, 2, 1), Confidence(0.2), 5, 60))

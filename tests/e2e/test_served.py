@@ -41,6 +41,16 @@ def test_speeds_outputs_and_acceptance(asked: list[str], tmp_path: Path) -> None
     assert list(tmp_path.glob(".*.resume")) == []
 
 
+def test_our_engine_beside_a_serving_one(asked: list[str], tmp_path: Path) -> None:
+    names = "methods=[autoregressive,fixed,sources,vllm_draft]"
+    printed = run(served, *asked, names, "against=autoregressive", "method.fixed.stop.gamma=3")
+    for name in ("fixed", "sources"):
+        assert f"{name}: 7 of 7 outputs equal plain decoding" in printed
+    rows = pd.read_parquet(tmp_path / "out/measurements.parquet")
+    drafted = rows.groupby("policy")["drafted"].sum()
+    assert drafted["autoregressive"] == 0 and drafted["fixed"] > 0
+
+
 def test_nothing_is_predicted_of_single_tokens(asked: list[str], tmp_path: Path) -> None:
     run(served, *asked, "methods=[vllm_draft]", "data=data/greedy", "max_new_tokens=1")
     assert json.loads((tmp_path / "out/served.json").read_text())["predicted"] == {}
@@ -64,6 +74,6 @@ def test_the_file_of_a_proposer_is_checked_before_anything_of_it_is_made(
 
 
 def test_refusals(asked: list[str]) -> None:
-    wrong = refused(served, *asked, "methods=[custom]", "engine=serial")
+    wrong = refused(served, *asked, "methods=[custom]", "engine=lookahead", "stop=never")
     assert "methods: expected engines that decode many requests at once, got custom" in wrong
     assert "methods: expected names among" in refused(served, *asked, "methods=[nothing]")

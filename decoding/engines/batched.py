@@ -1,0 +1,85 @@
+"""Many requests at once: each is decoded by a copy of an engine, and their forwards are one."""
+
+from collections.abc import Iterable, Iterator
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.request import Ends, Prompt
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import Pair
+from decoding.models.together import Together
+from decoding.sampling import Sampler
+from decoding.trace import Trace
+from runtime.errors import UserError
+
+DRAFT, TARGET = 0, 1  # of those that still draft the others wait for
+Decoder = SerialEngine | AutoregressiveEngine
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: the arguments of `Engine.decode`."""
+
+    prompt_ids: Prompt
+    max_new_tokens: int
+    sampler: Sampler
+    ends: Ends | None = None
+
+
+class BatchedEngine:
+    """Decodes up to `size` requests at once, each as `engine` would decode it alone: with caches, a
+    stop rule and random numbers of its own, a draft as long as its rule says, and a verdict of its
+    own.
+
+    Every round the drafts of all requests that still draft advance in one forward, and one call of
+    the target verifies them all, ragged. A request that ends makes room for the next. The
+    distribution of each output is that of `engine`; where rows are equal to the bit however they
+    come (the forward in C++), so are outputs."""
+
+    def __init__(self, engine: Any, size: int) -> None:
+        """Raises UserError for an engine whose requests cannot be decoded so."""
+        if not isinstance(engine, Decoder):
+            raise UserError(
+                f"batch: expected an engine that drafts and verifies in turn, got"
+                f" {type(engine).__name__}. Use engine=serial, or leave batch away"
+            )
+        models: Any = engine.pair
+        self.size = size
+        self._together = Together(models.draft.network, models.target.network)
+        self._engines = [self._copied(engine) for _ in range(size)]
+
+    def decode(self, requests: Iterable[Asked]) -> Iterator[tuple[int, Trace]]:
+        """Yield the number of each request and its trace, as they end."""
+        free = list(self._engines)
+
+        def decoded(request: Asked) -> Trace:
+            engine = free.pop()
+            try:
+                return engine.decode(
+                    request.prompt_ids, request.max_new_tokens, request.sampler, request.ends
+                )
+            finally:
+                free.append(engine)
+
+        tasks = (lambda request=request: decoded(request) for request in requests)
+        return self._together.run(tasks, self.size)
+
+    def _copied(self, engine: Decoder) -> Decoder:
+        """Return the engine with models and parts of its own; weights are shared."""
+        models: Any = engine.pair
+        target = models.target.fresh()
+        draft = models.draft.fresh(target)
+        draft.network, target.network = map(self._together.joined, (DRAFT, TARGET))
+        pair: Pair = copy(models)
+        vars(pair).update(target=target, draft=draft)
+        if isinstance(engine, AutoregressiveEngine):
+            return replace(engine, pair=pair)
+        shared = [getattr(part, "predictor", None) for part in (engine.stop, engine.structure)]
+        known = {id(each): each for each in shared}
+        parts = {
+            name: deepcopy(getattr(engine, name), known)
+            for name in ("structure", "stop", "verifier")
+        }
+        return replace(engine, pair=pair, **parts)

@@ -1,0 +1,86 @@
+"""Two requests at once, enumerated: each gets the target's distribution whatever the other one
+gets, with every verifier, structure and stop rule that is enumerated alone."""
+
+from pathlib import Path
+
+import pytest
+
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.batched import Asked, BatchedEngine
+from decoding.engines.serial import SerialEngine
+from decoding.interfaces import Pair
+from decoding.sampling import Sampler
+from tests.contract.covering import covering, crossed
+from tests.contract.engines import (
+    ALONE,
+    ASKING,
+    OFF,
+    PROMPT,
+    STOP_CASES,
+    Case,
+    engine,
+    rule_of,
+    stop_rule,
+    structure_of,
+    toy_pair,
+)
+from tests.contract.enumeration import (
+    Distribution,
+    autoregressive_distribution,
+    distribution_of,
+    largest_error,
+)
+
+OTHER = (0, 1, 1)
+LENGTHS = 3, 2
+SMALL = [case for case in ASKING if case.values[0].size.vocab == 2 and not case.marks]
+NO_RULE = [case for case in ALONE if case.values[0].size.vocab == 2 and not case.marks]
+
+
+def right(pair: Pair) -> Distribution:
+    first, second = (
+        autoregressive_distribution(pair.target.distribution, 2, length, prompt)
+        for length, prompt in zip(LENGTHS, (PROMPT, OTHER), strict=True)
+    )
+    return {(one, two): p * q for one, p in first.items() for two, q in second.items()}
+
+
+def error_of(decoder: SerialEngine | AutoregressiveEngine, size: int = 2) -> float:
+    batch = BatchedEngine(decoder, size)
+
+    def run(sampler: Sampler) -> tuple[tuple[int, ...], ...]:
+        asked = [
+            Asked(prompt, length, sampler)
+            for prompt, length in zip((PROMPT, OTHER), LENGTHS, strict=True)
+        ]
+        found = dict(batch.decode(asked))
+        return tuple(tuple(found[number].tokens) for number in range(2))
+
+    return largest_error(distribution_of(run), right(decoder.pair))
+
+
+@pytest.mark.parametrize(
+    ("case", "stop", "values"),
+    covering(
+        crossed(SMALL, STOP_CASES),
+        lambda case, stop, values: (case.builds, stop, str(values)),
+        lambda case, stop, values: (case.rule, str(case.rule_values), stop, str(values)),
+    ),
+)
+@pytest.mark.few(16, rest="slow")
+def test_two_requests_under_every_stop_rule(
+    case: Case, stop: str, values: dict, tmp_path: Path
+) -> None:
+    rule = stop_rule(stop, tmp_path, values, case.size.values["gamma_max"])
+    assert error_of(engine(toy_pair(2, 31), case, tmp_path, rule)) < 1e-9
+
+
+@pytest.mark.parametrize("case", covering(NO_RULE, structure_of, rule_of))
+@pytest.mark.few(6, rest="slow")
+def test_two_requests_with_structures_that_ask_no_rule(case: Case, tmp_path: Path) -> None:
+    assert error_of(engine(toy_pair(2, 31), case, tmp_path)) < 1e-9
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_two_requests_without_a_draft(size: int) -> None:
+    assert error_of(AutoregressiveEngine(toy_pair(2, 31), OFF), size) < 1e-9

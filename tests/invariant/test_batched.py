@@ -1,0 +1,104 @@
+"""Many requests at once, on real models: outputs are those of one request at a time, memory is
+given back, and what fails or is not taken says so."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decoding.engines.autoregressive import AutoregressiveEngine
+from decoding.engines.batched import Asked, BatchedEngine
+from decoding.engines.lookahead import LookaheadEngine
+from decoding.engines.serial import SerialEngine
+from decoding.models.cached_lm import CachedLM
+from decoding.models.loading import ModelPair
+from decoding.pair import open_pair
+from decoding.sampling import Sampler, Warp
+from decoding.stopping.confidence import Confidence
+from decoding.stopping.never import Never
+from decoding.structures.chain import Chain
+from decoding.structures.dyspec import DySpecHeap
+from decoding.structures.sources import Sources
+from decoding.verifiers.block import BlockVerifier
+from decoding.verifiers.rrsw import RrswVerifier
+from decoding.verifiers.token import TokenVerifier
+from runtime.errors import UserError
+from tests.helpers.models.cached import random_tokens
+from tests.helpers.models.tiny_pair import save_tiny_pair
+
+WARP = Warp(0.9)
+PARTS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "chain": lambda: (Chain(4), Confidence(0.1), TokenVerifier()),
+    "block": lambda: (Chain(4), Confidence(0.1), BlockVerifier()),
+    "copies": lambda: (Sources(3, 3, 1, 1), Confidence(0.1), TokenVerifier()),
+    "tree": lambda: (DySpecHeap(6), Never(), RrswVerifier()),
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "float64"])
+def pair(request: Any, tmp_path_factory: Any) -> ModelPair:
+    """In float32 of the forward in C++, in float64 of transformers'."""
+    folder: Path = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return open_pair(str(folder / "target"), str(folder / "draft"), dtype=request.param)
+
+
+def requests(count: int) -> Iterator[Asked]:
+    """Of many lengths, some of which end at once."""
+    for number in range(count):
+        prompt = random_tokens(1 + 7 * number % 23, number) % 9
+        yield Asked(prompt, 1 + 11 * number % 29, Sampler.seeded(number))
+
+
+@pytest.mark.parametrize("parts", [*PARTS, "plain"])
+@pytest.mark.parametrize("size", [2, 5, 16])
+def test_outputs_are_those_of_one_at_a_time(pair: ModelPair, parts: str, size: int) -> None:
+    eos = frozenset({3})
+    engine: Any = AutoregressiveEngine(pair, WARP, eos)
+    if parts != "plain":
+        engine = SerialEngine(pair, *PARTS[parts](), WARP, WARP, eos)
+    alone = [engine.decode(*vars(each).values()).tokens for each in requests(40)]
+    found = dict(BatchedEngine(engine, size).decode(requests(40)))
+    assert [found[number].tokens for number in range(40)] == alone
+
+
+def test_memory_is_given_back(pair: ModelPair) -> None:
+    def caches() -> int:
+        gc.collect()
+        return sum(type(each) is CachedLM for each in gc.get_objects())
+
+    before = caches()
+    batch = BatchedEngine(AutoregressiveEngine(pair, WARP), 8)
+    for _ in range(3):
+        assert len(list(batch.decode(requests(20)))) == 20
+        assert caches() == before + 16
+    del batch
+    assert caches() == before
+
+
+def test_one_that_fails_ends_them_all_and_the_next_run_is_whole(pair: ModelPair) -> None:
+    def broken(text: torch.Tensor) -> bool:
+        raise UserError("ends: broken")
+
+    batch = BatchedEngine(AutoregressiveEngine(pair, WARP), 3)
+    failing = Asked([1, 2], 9, Sampler.seeded(0), broken)
+    with pytest.raises(UserError, match="broken"):
+        list(batch.decode([*requests(4), failing, *requests(4)]))
+    found = dict(batch.decode(requests(9)))
+    right = dict(BatchedEngine(AutoregressiveEngine(pair, WARP), 1).decode(requests(9)))
+    assert {n: each.tokens for n, each in found.items()} == {n: x.tokens for n, x in right.items()}
+
+
+def test_who_stops_listening_leaves_nothing_behind(pair: ModelPair) -> None:
+    batch = BatchedEngine(AutoregressiveEngine(pair, WARP), 3)
+    ends = batch.decode(requests(9))
+    next(ends)
+    ends.close()  # type: ignore[attr-defined]
+    assert len(list(batch.decode(requests(9)))) == 9
+
+
+def test_engines_of_other_kinds_are_refused(pair: ModelPair) -> None:
+    with pytest.raises(UserError, match="batch: expected an engine that drafts and verifies in"):
+        BatchedEngine(LookaheadEngine(pair, 2, 2, 2, False, WARP), 2)
