@@ -138,6 +138,10 @@ class StopRule(Protocol):
     def end_round(self, verdict: Verdict) -> None:
         return
 
+    def end_request(self) -> None:
+        """Called after the last round of a request of several at once."""
+        return
+
 
 class DraftStructure(Protocol):
     """Decides which candidates are drawn, and adds them to the round's tree. A subclass overrides

@@ -11,10 +11,11 @@ from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
 from decoding.models.together import Together
 from decoding.sampling import Sampler
+from decoding.stopping.shared import Shared
 from decoding.trace import Trace
 from runtime.errors import UserError
 
-DRAFT, TARGET = 0, 1  # of those that still draft the others wait for
+DRAFT, BUDGET, TARGET = 0, 1, 2  # who drafts is waited for by those who share a budget, all by all
 Decoder = SerialEngine | AutoregressiveEngine
 
 
@@ -47,7 +48,9 @@ class BatchedEngine:
             )
         models: Any = engine.pair
         self.size = size
-        self._together = Together(models.draft.network, models.target.network)
+        stop = getattr(engine, "stop", None)
+        budget = stop.budget if isinstance(stop, Shared) else None
+        self._together = Together(models.draft.network, budget, models.target.network)
         self._engines = [self._copied(engine) for _ in range(size)]
 
     def decode(self, requests: Iterable[Asked]) -> Iterator[tuple[int, Trace]]:
@@ -61,6 +64,8 @@ class BatchedEngine:
                     request.prompt_ids, request.max_new_tokens, request.sampler, request.ends
                 )
             finally:
+                if isinstance(engine, SerialEngine):
+                    engine.stop.end_request()
                 free.append(engine)
 
         tasks = (lambda request=request: decoded(request) for request in requests)
@@ -77,9 +82,12 @@ class BatchedEngine:
         if isinstance(engine, AutoregressiveEngine):
             return replace(engine, pair=pair)
         shared = [getattr(part, "predictor", None) for part in (engine.stop, engine.structure)]
+        shared += [getattr(engine.stop, "budget", None)]
         known = {id(each): each for each in shared}
         parts = {
             name: deepcopy(getattr(engine, name), known)
             for name in ("structure", "stop", "verifier")
         }
+        if isinstance(parts["stop"], Shared):
+            parts["stop"].ask = self._together.joined(BUDGET)
         return replace(engine, pair=pair, **parts)

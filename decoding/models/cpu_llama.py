@@ -103,9 +103,10 @@ class LlamaForward(Watch):
         """See `Forward`."""
         return self.together([Call(rows, cache, hidden, logits)])[0]
 
-    def together(self, calls: Sequence[Call]) -> list[Result]:
+    def together(self, asked: Sequence[Sequence[Any]]) -> list[Result]:
         """Do several calls, each of its own cache. In C++ they are one, with rows equal to the bit
-        to those of calls of their own."""
+        to those of calls of their own. asked: the arguments of each `Call`."""
+        calls = [Call(*each) for each in asked]
         if self.due(any(call.rows.begin for call in calls)):
             self.plain()
         if not self._plain:

@@ -12,16 +12,14 @@ from typing import Any, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from decoding.models.forward import Call
-
 T = TypeVar("T")
 
 
 class Together:
-    """Runs tasks side by side. networks: those that their calls meet in, first served first, such
-    as a `Forward`."""
+    """Runs tasks side by side. networks: functions that their calls meet in, first served first;
+    one with a method `together` gets the arguments of all calls at once."""
 
-    def __init__(self, *networks: Callable[..., Any]) -> None:
+    def __init__(self, *networks: Any) -> None:
         self._networks = networks
         self._asking = dict[greenlet, tuple[int, int, Sequence[Any]]]()  # task, network, call
 
@@ -80,9 +78,6 @@ class Together:
         ]
         network, calls = self._networks[first], [call for *_, call in turn]
         at_once: Any = getattr(network, "together", None)
-        if at_once is None:
-            results = [network(*call) for call in calls]
-        else:
-            results = at_once([Call(*call) for call in calls])
+        results = at_once(calls) if at_once else [network(*call) for call in calls]
         for (each, number, _), result in zip(turn, results, strict=True):
             self._resume(each, number, ended, result)

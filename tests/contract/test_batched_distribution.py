@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from decoding.batch_cost import PerRow
+from decoding.draft_tree import DraftTree
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.batched import Asked, BatchedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler
+from decoding.stopping.never import Never
+from decoding.stopping.shared import Shared
+from decoding.structures.chain import Chain
 from tests.contract.covering import covering, crossed
 from tests.contract.engines import (
     ALONE,
@@ -23,6 +28,7 @@ from tests.contract.engines import (
     stop_rule,
     structure_of,
     toy_pair,
+    verifier,
 )
 from tests.contract.enumeration import (
     Distribution,
@@ -45,15 +51,16 @@ def right(pair: Pair) -> Distribution:
     return {(one, two): p * q for one, p in first.items() for two, q in second.items()}
 
 
+def asked(sampler: Sampler) -> list[Asked]:
+    both = zip((PROMPT, OTHER), LENGTHS, strict=True)
+    return [Asked(prompt, length, sampler) for prompt, length in both]
+
+
 def error_of(decoder: SerialEngine | AutoregressiveEngine, size: int = 2) -> float:
     batch = BatchedEngine(decoder, size)
 
     def run(sampler: Sampler) -> tuple[tuple[int, ...], ...]:
-        asked = [
-            Asked(prompt, length, sampler)
-            for prompt, length in zip((PROMPT, OTHER), LENGTHS, strict=True)
-        ]
-        found = dict(batch.decode(asked))
+        found = dict(batch.decode(asked(sampler)))
         return tuple(tuple(found[number].tokens) for number in range(2))
 
     return largest_error(distribution_of(run), right(decoder.pair))
@@ -84,3 +91,36 @@ def test_two_requests_with_structures_that_ask_no_rule(case: Case, tmp_path: Pat
 @pytest.mark.parametrize("size", [1, 2])
 def test_two_requests_without_a_draft(size: int) -> None:
     assert error_of(AutoregressiveEngine(toy_pair(2, 31), OFF), size) < 1e-9
+
+
+@pytest.mark.parametrize("target_row", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_two_requests_that_share_a_budget(name: str, target_row: float) -> None:
+    """Its ledger is of one run, so each path has a new one."""
+    pair, lengths = toy_pair(2, 31), set[int]()
+
+    def run(sampler: Sampler) -> tuple[tuple[int, ...], ...]:
+        rule = Shared(PerRow(1.0, target_row, 0.05, 0.01))
+        decoder = SerialEngine(pair, Chain(3), rule, verifier(name), OFF, OFF)
+        found = dict(BatchedEngine(decoder, 2).decode(asked(sampler)))
+        lengths.update(len(x.draft_tokens) for each in found.values() for x in each.rounds)
+        return tuple(tuple(found[number].tokens) for number in range(2))
+
+    assert largest_error(distribution_of(run), right(pair)) < 1e-9
+    assert max(lengths) == (2 if target_row < 1 else 0), "and it acts"
+
+
+class Withdrawing(Chain):
+    """Biased: a token is drawn, looked at, and not verified where it is improbable, so that others
+    get the row."""
+
+    def grow(self, tree: DraftTree) -> None:
+        super().grow(tree)
+        if tree.drawn and tree.drawn[-1] < 0.5:
+            for kept in (tree.token, tree.parent, tree.drawn, tree.depth):
+                kept.pop()
+
+
+def test_to_drop_a_token_that_was_looked_at_is_found() -> None:
+    decoder = SerialEngine(toy_pair(2, 31), Withdrawing(2), Never(), verifier("token"), OFF, OFF)
+    assert error_of(decoder) > 1e-3

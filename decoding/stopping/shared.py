@@ -1,0 +1,107 @@
+"""Share the rows of a target call among the requests that are decoded at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from decoding.batch_cost import BatchCost
+from decoding.draft import RoundContext, Verdict
+from decoding.draft_tree import DraftStep
+from decoding.interfaces import StopRule
+
+
+class Budget:
+    """Says which requests draw one more token: as many as bring most expected tokens per second of
+    a step, those of highest survival first.
+
+    The gain of a token is the survival of those *before* it, times the share of such tokens that
+    were accepted so far, by depth. So neither the token nor any after it decides whether it is
+    drawn, and what is drawn is verified: requests are independent, and each is exact, however the
+    budget falls (`algorithms.md`: the engines' schedulers, which rank a token by its own
+    probability, are not)."""
+
+    def __init__(self, cost: BatchCost) -> None:
+        self._cost = cost
+        self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
+        self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
+
+    def __call__(self, *ask: Any) -> bool:
+        return self.together([ask])[0]
+
+    def together(self, asks: Sequence[Any]) -> list[bool]:
+        """Return whether each of these requests draws one more. asks: a request's rule, the tokens
+        that it has drawn in this round, and their product of q."""
+        requests, drafts = len(self._drafts), list(self._drafts.values())
+        tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
+        rows, forwards = requests + sum(map(len, drafts)), max(map(len, drafts))
+        gains = np.array([self._gain(count, survival) for _, count, survival in asks])
+        order = np.argsort(-gains, kind="stable")
+        drafting = forwards * self._cost.draft(requests)
+        now = tokens / (self._cost.target(requests, rows) + drafting)
+        rates = [
+            (tokens + gains[order[:more]].sum())
+            / (self._cost.target(requests, rows + more) + drafting + self._cost.draft(requests))
+            for more in range(1, len(asks) + 1)
+        ]
+        best = int(np.argmax(rates)) + 1 if max(rates) > now else 0
+        chosen = {int(place) for place in order[:best]}
+        for place in chosen:
+            rule, _, survival = asks[place]
+            self._drafts[rule].append(survival)
+        return [place in chosen for place in range(len(asks))]
+
+    def begin(self, rule: "Shared") -> None:
+        self._drafts[rule] = []
+
+    def end(self, rule: "Shared", accepted: int | None = None) -> None:
+        """Note a verdict; None: the request has ended."""
+        draft = self._drafts.pop(rule, [])
+        if accepted is None:
+            return
+        self._drafts[rule] = []
+        depth = len(draft) - len(self._accepted)
+        if depth > 0:
+            more = np.repeat([[self._accepted[-1]], [self._expected[-1]]], depth, 1)
+            self._accepted = np.append(self._accepted, more[0])
+            self._expected = np.append(self._expected, more[1])
+        for place, survival in enumerate(draft):
+            self._expected[place] += survival
+            self._accepted[place] += place < accepted
+
+    def _gain(self, place: int, survival: float) -> float:
+        place = min(place, len(self._accepted) - 1)
+        return survival * self._accepted[place] / self._expected[place]
+
+
+class Shared(StopRule):
+    """Draw while the row of one more token is worth its time, among all requests that are decoded
+    at once (`BatchedEngine`); alone, a rule that knows the costs.
+
+    Survival is the product of the draft's own probabilities, as in `Product`, scaled by what was
+    accepted so far."""
+
+    def __init__(
+        self, cost: Annotated[BatchCost, "seconds of forwards by requests and rows"]
+    ) -> None:
+        self.predicted = []
+        self.budget = Budget(cost)
+        self.ask: Callable[..., bool] = self.budget  # together with others
+        self._survival = 1.0
+
+    def begin_round(self, context: RoundContext) -> None:
+        super().begin_round(context)
+        self._survival = 1.0
+        self.budget.begin(self)
+
+    def should_stop(self, step: DraftStep) -> bool:
+        if step.count:
+            self._survival *= step.drawn_unwarped_q()
+            self.predicted.append(self._survival)
+        return not self.ask(self, step.count, self._survival)
+
+    def end_round(self, verdict: Verdict) -> None:
+        self.budget.end(self, verdict.accepted)
+
+    def end_request(self) -> None:
+        self.budget.end(self)
