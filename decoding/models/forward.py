@@ -14,13 +14,14 @@ from transformers import utils as transformers_utils
 
 from decoding.interfaces import RowsWanted
 from decoding.models.context import Windows
-from decoding.models.kv_cache import POSITIONS, BufferCache, has_temperature
+from decoding.models.kv_cache import POSITIONS, BufferCache, SideBySide, has_temperature
 from decoding.models.packing import PackedLinear, refresh
 
 # Earlier versions of transformers keep all hidden states, or count from another layer in a list.
 SELECTS = hasattr(
     getattr(transformers_utils, "output_capturing", None), "resolve_hidden_states_indices"
 )
+FAMILY = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,42 @@ class TransformersForward:
         """See `Forward`."""
         if self._packed and rows.begin:
             refresh(self._packed)
+        return self._run(rows, cache, hidden, logits)
+
+    def together(self, asked: Sequence[Sequence[Any]]) -> list[Result]:
+        """Do several calls, each of its own cache; of the usual decoders as one, in which rows of
+        all are one sequence but for attention. asked: the arguments of each `Call`."""
+        calls = [Call(*each) for each in asked]
+        plain = type(self._model).__name__ in FAMILY and self._windows is None
+        alike = len({call.rows.added is None for call in calls}) == 1
+        if len(calls) < 2 or not (plain and alike) or any(len(c.rows.tokens) > 1 for c in calls):
+            return [self(*call) for call in calls]
+        if self._packed and any(call.rows.begin for call in calls):
+            refresh(self._packed)
+        rows = [call.rows for call in calls]
+        sizes = [each.tokens.shape[1] for each in rows]
+        added = [each.added for each in rows if each.added is not None]
+        joined = Rows(
+            torch.cat([each.tokens for each in rows], 1),
+            torch.cat([each.positions for each in rows], 1),
+            rows[0].tokens.new_zeros(1, 1, sum(sizes), 1),  # none is made: each has its own
+            torch.cat(added, 1) if added else None,
+        )
+        cache = SideBySide([each.cache for each in calls], [each.mask for each in rows], sizes)
+        layers = sorted({layer for call in calls for layer in call.hidden})
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        wanted = [
+            picked(torch.arange(start, start + size)[None], call.logits)[0].tolist()
+            for start, size, call in zip(starts, sizes, calls, strict=True)
+        ]
+        scores, states = self._run(joined, cache, layers, sum(wanted, []) or "none")
+        each = scores.split([len(rows) for rows in wanted], 1)
+        return [
+            (part, [states[layers.index(layer)][:, start : start + size] for layer in call.hidden])
+            for part, start, size, call in zip(each, starts, sizes, calls, strict=True)
+        ]
+
+    def _run(self, rows: Rows, cache: Any, hidden: Sequence[int], logits: RowsWanted) -> Result:
         inputs: dict[str, Any] = {"input_ids": rows.tokens, self._cache_name: cache}
         if rows.added is not None:
             embedding = self._model.get_input_embeddings()

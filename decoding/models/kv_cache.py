@@ -1,5 +1,6 @@
 """Preallocated key/value buffers and the attention function that reads them without copying."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,6 +130,41 @@ class BufferCache(Cache):
                 layer.values[:, :, start : layer.length] = layer.values[:, :, source]
 
 
+class SideBySide(Cache):
+    """Caches of several requests, whose rows come in one call, one after another.
+
+    masks: of each, as `grouped_sdpa` takes them; sizes: rows of each"""
+
+    def __init__(
+        self, caches: Sequence[BufferCache], masks: Sequence[Tensor | None], sizes: Sequence[int]
+    ) -> None:
+        super().__init__(layers=[])
+        self._caches, self._masks, self._sizes = caches, masks, list(sizes)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> Any:
+        """Append the rows to their caches. Return, in place of keys and values, those of each."""
+        parts = zip(
+            self._caches,
+            key_states.split(self._sizes, 2),
+            value_states.split(self._sizes, 2),
+            strict=True,
+        )
+        held = [cache.update(keys, values, layer_idx) for cache, keys, values in parts]
+        return Beside(zip(held, self._masks, self._sizes, strict=True)), None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+
+class Beside(list[tuple[tuple[Tensor, Tensor], Tensor | None, int]]):
+    """Keys and values, mask and number of rows of several requests."""
+
+
 def _buffer(like: Tensor, capacity: int) -> Tensor:
     """Zeros; an ordinary tensor even in inference mode, so that the cache may be written outside of
     it later."""
@@ -161,8 +197,8 @@ def written(buffer: Tensor, start: int, rows: Tensor) -> Tensor:
 def grouped_sdpa(
     module: torch.nn.Module,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Beside,
+    value: Any,
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -171,7 +207,15 @@ def grouped_sdpa(
 
     query ``[B, heads, n, d]``, key and value ``[B, kv_heads, L, d]``, mask ``[B, 1, n, L]``
     (additive or boolean) or None: one row sees everything, several rows start at an empty cache and
-    are causal. options: as transformers gives them. Returns ``[B, n, heads, d]``."""
+    are causal; or key those of several requests beside one another, each with its own mask.
+    options: as transformers gives them. Returns ``[B, n, heads, d]``."""
+    if isinstance(key, Beside):
+        rows = query.split([size for *_, size in key], 2)
+        each = [
+            grouped_sdpa(module, part, *held, mask, **options)[0]
+            for part, (held, mask, _) in zip(rows, key, strict=True)
+        ]
+        return torch.cat(each, 1), None
     many = attention_mask is not None and attention_mask.shape[1] != 1
     if many or options.get("position_bias") is not None:
         raise UserError(

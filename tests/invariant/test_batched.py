@@ -14,6 +14,7 @@ from decoding.engines.batched import Asked, BatchedEngine
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.serial import SerialEngine
 from decoding.models.cached_lm import CachedLM
+from decoding.models.forward import Rows, TransformersForward
 from decoding.models.loading import ModelPair
 from decoding.pair import open_pair
 from decoding.sampling import Sampler, Warp
@@ -38,11 +39,16 @@ PARTS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=["C++", "one by one", "transformers"])
 def pair(request: Any, tmp_path_factory: Any) -> ModelPair:
-    """In float32 of the forward in C++, in float64 of transformers'."""
+    """In float32 of the forward in C++, in float64 of ours in Python and of transformers'."""
     folder: Path = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    return open_pair(str(folder / "target"), str(folder / "draft"), dtype=request.param)
+    dtype = "float32" if request.param == "C++" else "float64"
+    made = open_pair(str(folder / "target"), str(folder / "draft"), dtype=dtype)
+    if request.param == "transformers":
+        for lm in (made.target, made.draft):
+            lm.network = TransformersForward(lm.model)
+    return made
 
 
 def requests(count: int) -> Iterator[Asked]:
@@ -62,6 +68,21 @@ def test_outputs_are_those_of_one_at_a_time(pair: ModelPair, parts: str, size: i
     alone = [engine.decode(*vars(each).values()).tokens for each in requests(40)]
     found = dict(BatchedEngine(engine, size).decode(requests(40)))
     assert [found[number].tokens for number in range(40)] == alone
+
+
+def test_calls_of_transformers_are_one(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(pair.target.network, TransformersForward):
+        return
+    rows, run = list[int](), TransformersForward._run
+
+    def counting(self: Any, joined: Rows, *given: Any) -> Any:
+        rows.append(joined.tokens.shape[1])
+        return run(self, joined, *given)
+
+    monkeypatch.setattr(TransformersForward, "_run", counting)
+    asked = [Asked(random_tokens(n, n) % 9, 6, Sampler.seeded(n)) for n in (5, 9, 2)]
+    list(BatchedEngine(AutoregressiveEngine(pair, WARP), 3).decode(asked))
+    assert rows == [4 + 8 + 1, *[3] * 6]
 
 
 def test_memory_is_given_back(pair: ModelPair) -> None:
