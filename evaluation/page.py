@@ -140,7 +140,7 @@ def basis(measurements: pd.DataFrame, policy: str | None, config: Mapping[str, A
 
 def unit(config: Mapping[str, Any]) -> str:
     """Return what counts as one observation: a prompt, or those that are decoded at once."""
-    return "prompt" if config.get("batch", 1) == 1 else f"group of {config['batch']} at once"
+    return "prompt" if config.get("batch", 1) == 1 else "group"
 
 
 def method(config: Mapping[str, Any]) -> str:

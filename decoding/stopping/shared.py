@@ -1,14 +1,18 @@
 """Share the rows of a target call among the requests that are decoded at once."""
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
 
-from decoding.batch_cost import BatchCost
+from decoding.batch_cost import BatchCost, read_batch_cost
 from decoding.draft import RoundContext, Verdict
 from decoding.draft_tree import DraftStep
 from decoding.interfaces import StopRule
+from runtime.settings.kinds import Path
+
+RECENT = 0.1  # weight of the last time in their mean
 
 
 class Budget:
@@ -18,11 +22,14 @@ class Budget:
     The gain of a token is the survival of those *before* it, times the share of such tokens that
     were accepted so far, by depth. So neither the token nor any after it decides whether it is
     drawn, and what is drawn is verified: requests are independent, and each is exact, however the
-    budget falls (`algorithms.md`: the engines' schedulers, which rank a token by its own
-    probability, are not)."""
+    budget falls. The schedulers of engines, which rank a token by its own probability, are not
+    (`evaluation.batched.scheduler`)."""
 
-    def __init__(self, cost: BatchCost) -> None:
-        self._cost = cost
+    def __init__(self, cost: BatchCost, learns: bool) -> None:
+        """learns: as in `Shared`."""
+        self._cost, self._learns = cost, learns
+        self._last = 0.0, 0  # when the last tokens were chosen, and how many
+        self._besides = 0.0
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
@@ -32,16 +39,19 @@ class Budget:
     def together(self, asks: Sequence[Any]) -> list[bool]:
         """Return whether each of these requests draws one more. asks: a request's rule, the tokens
         that it has drawn in this round, and their product of q."""
+        self._time(any(count for _, count, _ in asks))
         requests, drafts = len(self._drafts), list(self._drafts.values())
         tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
-        rows, forwards = requests + sum(map(len, drafts)), max(map(len, drafts))
+        drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
+        rows = requests + drawn
         gains = np.array([self._gain(count, survival) for _, count, survival in asks])
         order = np.argsort(-gains, kind="stable")
-        drafting = forwards * self._cost.draft(requests)
+        drafting = forwards * self._cost.draft(requests) + drawn * self._besides
         now = tokens / (self._cost.target(requests, rows) + drafting)
+        drafting += self._cost.draft(requests)
         rates = [
             (tokens + gains[order[:more]].sum())
-            / (self._cost.target(requests, rows + more) + drafting + self._cost.draft(requests))
+            / (self._cost.target(requests, rows + more) + drafting + more * self._besides)
             for more in range(1, len(asks) + 1)
         ]
         best = int(np.argmax(rates)) + 1 if max(rates) > now else 0
@@ -49,7 +59,16 @@ class Budget:
         for place in chosen:
             rule, _, survival = asks[place]
             self._drafts[rule].append(survival)
+        self._last = perf_counter(), best
         return [place in chosen for place in range(len(asks))]
+
+    def _time(self, drawn: bool) -> None:
+        """Note what a token took besides the forward, if those chosen last have been drawn."""
+        then, count = self._last
+        if drawn and count and self._learns:
+            forward = self._cost.draft(len(self._drafts))
+            found = max(0.0, perf_counter() - then - forward) / count
+            self._besides += (found - self._besides) * RECENT
 
     def begin(self, rule: "Shared") -> None:
         self._drafts[rule] = []
@@ -60,6 +79,8 @@ class Budget:
         if accepted is None:
             return
         self._drafts[rule] = []
+        if not self._learns:
+            return
         depth = len(draft) - len(self._accepted)
         if depth > 0:
             more = np.repeat([[self._accepted[-1]], [self._expected[-1]]], depth, 1)
@@ -82,10 +103,18 @@ class Shared(StopRule):
     accepted so far."""
 
     def __init__(
-        self, cost: Annotated[BatchCost, "seconds of forwards by requests and rows"]
+        self,
+        cost: Annotated[
+            Path,
+            "file with the seconds of forwards by requests and rows, which tune.py"
+            " batch_cost=measure has saved",
+        ],
+        learns: Annotated[
+            bool, "from verdicts and from the time of tokens besides the forwards, as it goes"
+        ],
     ) -> None:
         self.predicted = []
-        self.budget = Budget(cost)
+        self.budget = Budget(read_batch_cost(cost, "stop.cost"), learns)
         self.ask: Callable[..., bool] = self.budget  # together with others
         self._survival = 1.0
 

@@ -2,6 +2,7 @@
 distribution of what they decode."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from decoding.batch_cost import PerRow, tabled, write_batch_cost
 from decoding.engines.fit import check_fit
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, Pair, StopRule, Verifier
@@ -51,6 +53,7 @@ ACTING: dict[str, list[dict]] = {
     "specdecpp": [{"threshold": 0.35, "bounds": [1, 20], "order": o} for o in ("paper", "code")],
     "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
     "value": [{"threshold": 0.2}],
+    "shared": [{"learns": False}],  # by what other paths were like; two requests learn elsewhere
     "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],
 }
 STOP_CASES = [(name, values) for name in STOPS for values in ACTING.get(name, [{}])]
@@ -132,6 +135,13 @@ def limited_pair(vocab: int, seed: int, tokens: list[int]) -> Pair:
     return SimpleNamespace(target=pair.target, draft=TableLM(distribution))
 
 
+def batch_cost(file: Path, target_row: float = 0.2) -> Path:
+    """Write costs of up to two requests of six rows each."""
+    seconds = tabled(PerRow(1.0, target_row, 0.05, 0.01), [1, 2], 5)
+    write_batch_cost(file, {"seconds": asdict(seconds)})
+    return file
+
+
 def stop_rule(
     name: str, folder: Path, values: dict, gamma: int = 3, width: int | None = None
 ) -> StopRule:
@@ -143,6 +153,8 @@ def stop_rule(
         width = width or TableLM(random_table(2, 0)).shape[1]
         dim = columns(predictor, width)
         config.checkpoint = str(write_checkpoint(folder / predictor, predictor, dim, gamma=gamma))
+    if name == "shared":
+        config.cost = str(batch_cost(folder / "batch-cost.json"))
     if OmegaConf.is_missing(config, "cost"):
         seconds = {"draft": 1.0, "target": 1.2, "autoregressive": 1.0}
         config.cost = str(write_cost(folder / "cost.json", **seconds))

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from decoding.batch_cost import PerRow
 from decoding.draft_tree import DraftTree
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.batched import Asked, BatchedEngine
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
 from decoding.sampling import Sampler
+from decoding.stopping import shared
 from decoding.stopping.never import Never
 from decoding.stopping.shared import Shared
 from decoding.structures.chain import Chain
@@ -23,6 +23,7 @@ from tests.contract.engines import (
     PROMPT,
     STOP_CASES,
     Case,
+    batch_cost,
     engine,
     rule_of,
     stop_rule,
@@ -95,12 +96,16 @@ def test_two_requests_without_a_draft(size: int) -> None:
 
 @pytest.mark.parametrize("target_row", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("name", ["token", "block"])
-def test_two_requests_that_share_a_budget(name: str, target_row: float) -> None:
+def test_two_requests_that_share_a_budget(
+    name: str, target_row: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its ledger is of one run, so each path has a new one."""
     pair, lengths = toy_pair(2, 31), set[int]()
+    costs = batch_cost(tmp_path / "costs.json", target_row)
+    monkeypatch.setattr(shared, "perf_counter", lambda: 0.0)  # paths that begin alike go on alike
 
     def run(sampler: Sampler) -> tuple[tuple[int, ...], ...]:
-        rule = Shared(PerRow(1.0, target_row, 0.05, 0.01))
+        rule = Shared(costs, learns=True)
         decoder = SerialEngine(pair, Chain(3), rule, verifier(name), OFF, OFF)
         found = dict(BatchedEngine(decoder, 2).decode(asked(sampler)))
         lengths.update(len(x.draft_tokens) for each in found.values() for x in each.rounds)
