@@ -198,6 +198,23 @@ class Stage:
     workers: Workers = LOCAL
     batch: int = 1
 
+    @property
+    def starts(self) -> list[int]:
+        """Return the first request of each turn: `batch` requests of one dataset, or what is left
+        of it."""
+        starts = list[int]()
+        for number, request in enumerate(self.requests):
+            if not starts or number - starts[-1] == self.batch:
+                starts.append(number)
+            elif request.dataset != self.requests[starts[-1]].dataset:
+                starts.append(number)
+        return starts
+
+    def turn_of(self, first: int) -> range:
+        """Return the requests of the turn that begins with `first`."""
+        later = [start for start in self.starts if start > first]
+        return range(first, min([*later, len(self.requests)]))
+
     def warm(self) -> Mapping[str, Decode]:
         """Return what decodes, by method, each of which has decoded something: first calls allocate
         buffers and start threads."""
@@ -207,13 +224,14 @@ class Stage:
         return decode
 
     def turn(self, decode: Mapping[str, Decode], place: tuple[int, int]) -> list[dict[str, Trace]]:
-        """Let every method decode `batch` requests from (repeat, index) on; the order of methods
+        """Let every method decode the requests of the turn (repeat, index); the order of methods
         rotates. Return the traces of each.
 
         A request's seed depends on the plan's, its prompt and the repeat, not on the method."""
         (repeat, index), names = place, alternating(list(decode))
-        group, found = self.requests[index : index + self.batch], dict[str, list[Trace]]()
-        first = (repeat + index // self.batch) % len(names)
+        group = [self.requests[each] for each in self.turn_of(index)]
+        found = dict[str, list[Trace]]()
+        first = (repeat + self.starts.index(index)) % len(names)
         seeds = [request_seed(self.plan.seed, request, repeat) for request in group]
         for name in names[first:] + names[:first]:
             found[name] = decode[name](
@@ -248,6 +266,8 @@ def decoding(engine: Engine, batch: int) -> Decode:
         for trace in traces:
             trace.seconds = trace.prefill_seconds = seconds * len(trace.tokens) / tokens
             trace.stages = dict.fromkeys(trace.stages, 0.0)
+            for round_ in trace.rounds:
+                round_.seconds = dict(trace.stages)
         return traces
 
     return at_once
@@ -256,19 +276,15 @@ def decoding(engine: Engine, batch: int) -> Decode:
 def decode(stage: Stage, journal: Journal[Trace]) -> Traces:
     """Decode all requests of a stage, every method a request before the next request. Turns that
     `journal` has from an earlier run are taken from there."""
-    indices = range(len(stage.requests))
-    places = list(product(range(stage.plan.repeats), indices))
+    places = list(product(range(stage.plan.repeats), range(len(stage.requests))))
     keys = {place: f"{stage.name}/{place[0]}/{place[1]}" for place in places}
     groups = [
         (repeat, first)
-        for repeat, first in product(range(stage.plan.repeats), indices[:: stage.batch])
-        if any(keys[repeat, n] not in journal.turns for n in indices[first : first + stage.batch])
+        for repeat, first in product(range(stage.plan.repeats), stage.starts)
+        if any(keys[repeat, each] not in journal.turns for each in stage.turn_of(first))
     ]
-    label, done, tokens = (
-        stage.name.split(":")[0],
-        sum(k in journal.turns for k in keys.values()),
-        0,
-    )
+    label, tokens = stage.name.split(":")[0], 0
+    done = sum(key in journal.turns for key in keys.values())
     with tqdm(total=len(places), initial=done, desc=label, unit=" prompts") as bar:
         for (repeat, first), turns in stage.workers.all(stage.warm, stage.turn, groups):
             for index, turn in enumerate(turns, first):

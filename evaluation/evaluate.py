@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
@@ -17,7 +18,7 @@ from data_gen.requests import Request, identifying, requests_of_split
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
 from decoding.settings import Pair
-from decoding.trace import Trace, write_traces
+from decoding.trace import STAGES, Trace, write_traces
 from evaluation import page, table, token_texts
 from evaluation.decode import (
     Engine,
@@ -91,6 +92,8 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
     refuse_foreign(out, MARKER)
     if around is not None and instantiate(cfg.workers).remote:
         raise UserError("workers: energy is counted in this process alone. Leave workers=... away")
+    if around is not None and cfg.batch > 1:
+        raise UserError("batch: energy is counted of one request at a time. Leave batch away")
     compared = prepare(cfg)
     with only_writer(out), open_journal(cfg, compared, around is not None) as journal:
         config: Any = OmegaConf.to_container(cfg, resolve=True)
@@ -290,8 +293,10 @@ def compare(
     prompts = [request.tokens for request in compared.requests]
     measurements = priced(table.timed(traces), traces, cfg.modelled, compared.pair, prompts)
     if cfg.batch > 1:  # what is decoded at once is one observation
+        numbers = np.searchsorted(whole.starts, np.arange(len(prompts)), side="right")
         places = measurements.groupby("policy", sort=False).cumcount() % len(prompts)
-        measurements["prompt"] = "group " + (places // cfg.batch).astype(str)
+        measurements["prompt"] = [f"group {numbers[place]}" for place in places]
+        measurements[[f"{stage}_seconds" for stage in (*STAGES, "overhead")]] = np.nan
     speeds = table.compare(measurements)
     decoded = {
         what: [name for name in names if name in speeds] for what, names in cfg.against.items()

@@ -16,6 +16,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from data_gen.requests import refuse_other_shares
+from decoding.batch_cost import read_batch_cost
 from decoding.cost import read_cost
 from decoding.models.loading import ModelPair, pair_identity
 from decoding.models.machine import other_machine, setup_facts
@@ -34,6 +35,7 @@ from runtime.text import printable
 
 CUSTOM = "custom"  # the method whose parts the command line chooses
 CHOSEN_HERE = "Likely optimistic: chosen on the prompts it is judged on"
+SHARED = "decoding.stopping.shared.Shared"  # its costs are those of many requests
 COST_KEYS = ("stop.cost", "structure.cost.file")
 MEASURE = "python scripts/tune.py cost=measure"
 
@@ -391,7 +393,8 @@ def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[
     files.pop(None, None)
     warnings = []
     for file, key in sorted(files.items()):
-        table = read_cost(file, key)
+        batched = OmegaConf.select(cfg, f"{key.rpartition('.')[0]}._target_") == SHARED
+        table = read_batch_cost(file, key) if batched else read_cost(file, key)
         measured, here = table.pair or {}, pair_identity(pair)
         other = [
             each

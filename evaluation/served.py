@@ -54,9 +54,9 @@ class Serving(Protocol):
     def serve(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
     ) -> Mapping[str, Any]:
-        """Return `tokens` of each prompt, the `seconds` that all took, `drafts` (rounds with one),
-        `draft_tokens`, `accepted_tokens`, and `per_position`: drafts of which more than n tokens
-        were accepted."""
+        """Return `tokens` of each prompt, the `seconds` that all took, `rounds` if it counts them,
+        `drafts` (rounds with one), `draft_tokens`, `accepted_tokens`, and `per_position`: drafts of
+        which more than n tokens were accepted."""
         ...
 
 
@@ -70,6 +70,7 @@ class Group:
     draft_tokens: int
     accepted_tokens: int
     per_position: list[int]
+    rounds: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,7 +104,8 @@ def serve(cfg: DictConfig) -> None:
     with ExitStack() as during:
         during.enter_context(only_writer(out))
         journal = during.enter_context(Journal(journal_path(out, depends_on), Group))
-        engines = {name: serving(method, pair) for name, method in compared.items()}
+        most = max(cfg.requests)
+        engines = {name: serving(method, pair, most) for name, method in compared.items()}
         logger = during.enter_context(tracked(cfg.logger, "serve", config, [config], names))
         if cfg.data is not None:
             logger.used(*Harvest.open(cfg.data).artifact)
@@ -125,30 +127,29 @@ def serve(cfg: DictConfig) -> None:
 
 
 class Side:
-    """Our engine as one that serves: a `BatchedEngine` with room for all that is asked at once."""
+    """Our engine as one that serves: a `BatchedEngine` with room for `size` requests at once."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine, self._batches = engine, dict[int, BatchedEngine]()
+    def __init__(self, engine: Any, size: int) -> None:
+        self._batch = BatchedEngine(engine, size)
 
     def serve(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
     ) -> Mapping[str, Any]:
         """See `Serving`."""
-        size = len(prompts)
-        batch = self._batches.setdefault(size, BatchedEngine(self._engine, size))
         asked = [
             Asked(prompt, max_new_tokens, Sampler.seeded(seed))
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         start = perf_counter()
-        traces = dict(batch.decode(asked))
+        traces = dict(self._batch.decode(asked))
         seconds = perf_counter() - start
         rounds = [round_ for trace in traces.values() for round_ in trace.rounds]
         drafts = [round_ for round_ in rounds if round_.draft_tokens]
         most = max((round_.accepted for round_ in drafts), default=0)
         return {
-            "tokens": [traces[number].tokens for number in range(size)],
+            "tokens": [traces[number].tokens for number in range(len(prompts))],
             "seconds": seconds,
+            "rounds": len(rounds),
             "drafts": len(drafts),
             "draft_tokens": sum(len(round_.draft_tokens) for round_ in drafts),
             "accepted_tokens": sum(round_.accepted for round_ in drafts),
@@ -156,10 +157,11 @@ class Side:
         }
 
 
-def serving(method: Method, pair: ModelPair) -> Serving:
+def serving(method: Method, pair: ModelPair, size: int) -> Serving:
+    """Return the engine of a method, for at most `size` requests at once."""
     engine = methods.engine(method, pair)
     if isinstance(engine, Decoder):
-        return Side(engine)
+        return Side(engine, size)
     if not isinstance(engine, Serving):
         raise UserError(
             f"methods: expected engines that decode many requests at once, got {method.name} of"
@@ -192,7 +194,8 @@ def served(
     names = alternating(list(engines))
     if len(journal.turns) < len(plan):
         for engine in engines.values():
-            engine.serve([requests[0].tokens.tolist()], [0], WARM_UP)
+            most = max(cfg.requests)
+            engine.serve([requests[0].tokens.tolist()] * most, list(range(most)), WARM_UP)
     with tqdm(total=len(plan), initial=len(journal.turns), unit=" groups", desc="served") as bar:
         for size, repeat, number, group in plan:
             key = f"{size}/{repeat}/{number}"
@@ -205,7 +208,8 @@ def served(
                 said = engines[name].serve(prompts, seeds, cfg.max_new_tokens)
                 fields = ("tokens", "seconds", "drafts", "draft_tokens", "accepted_tokens")
                 values = {field: said[field] for field in fields}
-                turn[name] = Group(**values, per_position=said["per_position"])
+                more = {"per_position": said["per_position"], "rounds": said.get("rounds")}
+                turn[name] = Group(**values, **more)
             journal.add(key, turn)
             bar.update()
     return journal.turns
@@ -217,14 +221,16 @@ def measured(cfg: DictConfig, turns: Turns) -> pd.DataFrame:
     for key, turn in sorted(turns.items()):
         size, _, number = (int(part) for part in key.split("/"))
         for name, group in turn.items():
-            emitted = sum(map(len, group.tokens))
+            emitted, rounds = sum(map(len, group.tokens)), group.rounds
+            if rounds is None:  # of an engine whose prefill says the first token
+                rounds = emitted - group.accepted_tokens - size
             rows.append(
                 {
                     "policy": name,
                     "prompt": f"group {number}",
                     "requests": size,
                     "emitted": emitted,
-                    "rounds": emitted - group.accepted_tokens - size,  # the first is the prefill's
+                    "rounds": rounds,
                     "drafted": group.draft_tokens,
                     "accepted": group.accepted_tokens,
                     "seconds": group.seconds,

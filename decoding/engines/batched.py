@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.request import Ends, Prompt
+from decoding.engines.request import Ends, Prompt, alone
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
 from decoding.models.together import Together
@@ -47,9 +47,15 @@ class BatchedEngine:
                 f" {type(engine).__name__}. Use engine=serial, or leave batch away"
             )
         models: Any = engine.pair
-        self.size = size
+        self.size, self._models = size, (models.target, models.draft)
         stop = getattr(engine, "stop", None)
         budget = stop.budget if isinstance(stop, Shared) else None
+        if isinstance(getattr(stop, "rule", None), Shared):
+            raise UserError(
+                "stop.rule: expected a rule of one request, got Shared. Use stop=shared alone"
+            )
+        if budget is not None:
+            budget.refuse_more(size, getattr(engine, "structure", None))
         self._together = Together(models.draft.network, budget, models.target.network)
         self._engines = [self._copied(engine) for _ in range(size)]
 
@@ -69,7 +75,8 @@ class BatchedEngine:
                 free.append(engine)
 
         tasks = (lambda request=request: decoded(request) for request in requests)
-        return self._together.run(tasks, self.size)
+        with alone(self._models):
+            yield from self._together.run(tasks, self.size)
 
     def _copied(self, engine: Decoder) -> Decoder:
         """Return the engine with models and parts of its own; weights are shared."""

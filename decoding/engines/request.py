@@ -171,7 +171,7 @@ class Engine(ABC):
         Meanwhile the outputs of both models stay on the devices that made them, and other threads
         that want to decode with either wait. Raises UserError if the same thread does so, inside a
         callback of the first call."""
-        with _alone((self.pair.target, self.pair.draft)):
+        with alone((self.pair.target, self.pair.draft)):
             self.join()
             request = RequestState.open(
                 prompt_ids,
@@ -196,7 +196,7 @@ _idle = Condition()
 
 
 @contextmanager
-def _alone(models: Sequence[LM]) -> Iterator[None]:
+def alone(models: Sequence[LM]) -> Iterator[None]:
     """Wait until no other thread decodes with one of `models`, each of which has one cache, and
     leave their outputs on their devices."""
     thread = get_ident()

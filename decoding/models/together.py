@@ -53,8 +53,10 @@ class Together:
                     return
         finally:
             left, self._asking = self._asking, {}
-            for each in left:
-                each.throw()
+            with torch.inference_mode():  # as above, for they leave theirs
+                for each in left:
+                    each.parent = getcurrent()
+                    each.throw()
 
     def _resume(self, each: greenlet, number: int, ended: list[Any], *given: Any) -> None:
         """Let a task go on until it asks, or ends."""

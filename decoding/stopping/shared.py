@@ -33,6 +33,11 @@ class Budget:
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
+    def refuse_more(self, requests: int, structure: Any) -> None:
+        """Raise UserError where the costs do not reach so many requests, or such long drafts."""
+        longest = getattr(structure, "gamma_max", 0)
+        self._cost.target(requests, requests * (longest + 1))
+
     def __call__(self, *ask: Any) -> bool:
         return self.together([ask])[0]
 

@@ -107,6 +107,7 @@ def test_one_that_fails_ends_them_all_and_the_next_run_is_whole(pair: ModelPair)
     failing = Asked([1, 2], 9, Sampler.seeded(0), broken)
     with pytest.raises(UserError, match="broken"):
         list(batch.decode([*requests(4), failing, *requests(4)]))
+    assert not torch.is_inference_mode_enabled()
     found = dict(batch.decode(requests(9)))
     right = dict(BatchedEngine(AutoregressiveEngine(pair, WARP), 1).decode(requests(9)))
     assert {n: each.tokens for n, each in found.items()} == {n: x.tokens for n, x in right.items()}
@@ -117,6 +118,7 @@ def test_who_stops_listening_leaves_nothing_behind(pair: ModelPair) -> None:
     ends = batch.decode(requests(9))
     next(ends)
     ends.close()  # type: ignore[attr-defined]
+    assert not torch.is_inference_mode_enabled()
     assert len(list(batch.decode(requests(9)))) == 9
 
 
