@@ -313,8 +313,9 @@ def page(
         parts += [figure_table(rows[ALL], dict.fromkeys(costs, ".2f"), written), COSTS]
     if whole:
         parts += ["## Lossless", *results["lossless"]]
-        parts += ["## Share of decode time", figure_table(rows[ALL], PROFILE)]
-        parts += [PROFILE_LEGEND]
+        if cfg.batch == 1:  # else requests wait for each other
+            parts += ["## Share of decode time", figure_table(rows[ALL], PROFILE)]
+            parts += [PROFILE_LEGEND]
     else:
         parts += ["\n".join(lossless_in_short(results["lossless"]))]
     return "\n\n".join(parts)
@@ -401,7 +402,7 @@ def speed_table(
             *(with_interval(row[f"over {other}"], unit="x") for other in against.values()),
             f"{row['tokens/target call'].value:.2f}",
             f"{row['acceptance'].value:.3f}" if row["drafted/round"].value else "-",
-            f"{row['stop rule time'].value:.1%}",
+            f"{row['stop rule time'].value:.1%}" if "stop rule time" in row else "-",
             verdict(name, row, drafting, prompts),
         ]
         for name, row in summary.items()

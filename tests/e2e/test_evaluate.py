@@ -395,3 +395,20 @@ def test_bad_settings_end_with_one_line(
     if argument.startswith(OWN):
         monkeypatch.setattr(flow, "decode", None)  # it does not come to that
     assert words in refused(*evaluating, "methods=[fixed]", *argument.split())
+
+
+def test_prompts_that_are_decoded_at_once(evaluating: list[str]) -> None:
+    some = [*evaluating, *GREEDY, "methods=[fixed,sources]", "batch=2"]
+    printed = run(*some, "verbose=true")
+    assert printed.count("8 of 8 outputs equal plain decoding (equal)") == 2
+    assert "2 prompts at once," in printed and "intervals over groups" in printed
+    assert "Share of decode time" not in printed, "requests wait for each other"
+    rows = pd.read_parquet("runs/x/measurements.parquet")
+    assert set(rows["prompt"]) <= {f"group {n}" for n in range(1, 5)}
+    assert rows.groupby("prompt")["dataset"].nunique().max() == 1
+    assert rows["stop_seconds"].isna().all() and (rows["seconds"] > 0).all()
+    assert all(
+        round_.seconds["target"] == 0
+        for x in read_traces(Path("runs/x/traces-fixed.jsonl"))
+        for round_ in x.rounds
+    )
