@@ -116,7 +116,7 @@ def test_no_path_of_the_machine_and_no_key_is_published(checkpoint: Path) -> Non
     for name in ("config.json", "metrics.json", CARD):
         text = Path("x", name).read_text()
         assert "somebody" not in text and KEY not in text and "my data" not in text, name
-    assert "Data: train-T1 (manifest" in Path("x", CARD).read_text()
+    assert "Data: train-T1 (harvest" in Path("x", CARD).read_text()
     assert next(iter(read_metrics(Path("x"), "x")["reliability"])) == "train-T1 (test split)"
     assert load_predictor(Path("x")).name == "value"
     refuse_private(Path("x"), read_config(Path("x"), "x"))
