@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product, zip_longest
 from pathlib import Path
 from time import perf_counter
@@ -198,22 +199,17 @@ class Stage:
     workers: Workers = LOCAL
     batch: int = 1
 
-    @property
-    def starts(self) -> list[int]:
-        """Return the first request of each turn: `batch` requests of one dataset, or what is left
-        of it."""
-        starts = list[int]()
+    @cached_property
+    def turns(self) -> list[range]:
+        """Return the requests of each turn: `batch` of one dataset, or what is left of it."""
+        turns = list[range]()
         for number, request in enumerate(self.requests):
-            if not starts or number - starts[-1] == self.batch:
-                starts.append(number)
-            elif request.dataset != self.requests[starts[-1]].dataset:
-                starts.append(number)
-        return starts
-
-    def turn_of(self, first: int) -> range:
-        """Return the requests of the turn that begins with `first`."""
-        later = [start for start in self.starts if start > first]
-        return range(first, min([*later, len(self.requests)]))
+            last = turns[-1] if turns else range(0)
+            if 0 < len(last) < self.batch and request.dataset == self.requests[last[0]].dataset:
+                turns[-1] = range(last.start, number + 1)
+            else:
+                turns.append(range(number, number + 1))
+        return turns
 
     def warm(self) -> Mapping[str, Decode]:
         """Return what decodes, by method, each of which has decoded something: first calls allocate
@@ -224,14 +220,14 @@ class Stage:
         return decode
 
     def turn(self, decode: Mapping[str, Decode], place: tuple[int, int]) -> list[dict[str, Trace]]:
-        """Let every method decode the requests of the turn (repeat, index); the order of methods
+        """Let every method decode the requests of a turn, (repeat, number); the order of methods
         rotates. Return the traces of each.
 
         A request's seed depends on the plan's, its prompt and the repeat, not on the method."""
-        (repeat, index), names = place, alternating(list(decode))
-        group = [self.requests[each] for each in self.turn_of(index)]
+        (repeat, number), names = place, alternating(list(decode))
+        group = [self.requests[each] for each in self.turns[number]]
         found = dict[str, list[Trace]]()
-        first = (repeat + self.starts.index(index)) % len(names)
+        first = (repeat + number) % len(names)
         seeds = [request_seed(self.plan.seed, request, repeat) for request in group]
         for name in names[first:] + names[:first]:
             found[name] = decode[name](
@@ -279,15 +275,15 @@ def decode(stage: Stage, journal: Journal[Trace]) -> Traces:
     places = list(product(range(stage.plan.repeats), range(len(stage.requests))))
     keys = {place: f"{stage.name}/{place[0]}/{place[1]}" for place in places}
     groups = [
-        (repeat, first)
-        for repeat, first in product(range(stage.plan.repeats), stage.starts)
-        if any(keys[repeat, each] not in journal.turns for each in stage.turn_of(first))
+        (repeat, number)
+        for repeat, number in product(range(stage.plan.repeats), range(len(stage.turns)))
+        if any(keys[repeat, each] not in journal.turns for each in stage.turns[number])
     ]
     label, tokens = stage.name.split(":")[0], 0
     done = sum(key in journal.turns for key in keys.values())
     with tqdm(total=len(places), initial=done, desc=label, unit=" prompts") as bar:
-        for (repeat, first), turns in stage.workers.all(stage.warm, stage.turn, groups):
-            for index, turn in enumerate(turns, first):
+        for (repeat, number), turns in stage.workers.all(stage.warm, stage.turn, groups):
+            for index, turn in zip(stage.turns[number], turns, strict=True):
                 bar.update(keys[repeat, index] not in journal.turns)
                 journal.add(keys[repeat, index], turn)
                 tokens += sum(len(trace.tokens) for trace in turn.values())

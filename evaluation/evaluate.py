@@ -293,9 +293,9 @@ def compare(
     prompts = [request.tokens for request in compared.requests]
     measurements = priced(table.timed(traces), traces, cfg.modelled, compared.pair, prompts)
     if cfg.batch > 1:  # what is decoded at once is one observation
-        numbers = np.searchsorted(whole.starts, np.arange(len(prompts)), side="right")
+        groups = [f"group {number}" for number, turn in enumerate(whole.turns, 1) for _ in turn]
         places = measurements.groupby("policy", sort=False).cumcount() % len(prompts)
-        measurements["prompt"] = [f"group {numbers[place]}" for place in places]
+        measurements["prompt"] = [groups[place] for place in places]
         measurements[[f"{stage}_seconds" for stage in (*STAGES, "overhead")]] = np.nan
     speeds = table.compare(measurements)
     decoded = {

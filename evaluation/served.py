@@ -3,7 +3,7 @@ beside them what replay of a harvest says of the same drafts (evaluate.py what=s
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -206,10 +206,8 @@ def served(
             prompts, first, turn = [each.tokens.tolist() for each in asked], number % len(names), {}
             for name in names[first:] + names[:first]:
                 said = engines[name].serve(prompts, seeds, cfg.max_new_tokens)
-                fields = ("tokens", "seconds", "drafts", "draft_tokens", "accepted_tokens")
-                values = {field: said[field] for field in fields}
-                more = {"per_position": said["per_position"], "rounds": said.get("rounds")}
-                turn[name] = Group(**values, **more)
+                known = [field.name for field in fields(Group) if field.name in said]
+                turn[name] = Group(**{field: said[field] for field in known})
             journal.add(key, turn)
             bar.update()
     return journal.turns

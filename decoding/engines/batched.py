@@ -15,7 +15,7 @@ from decoding.stopping.shared import Shared
 from decoding.trace import Trace
 from runtime.errors import UserError
 
-DRAFT, BUDGET, TARGET = 0, 1, 2  # who drafts is waited for by those who share a budget, all by all
+DRAFT, BUDGET, TARGET = 0, 1, 2  # served in this order: the target when nobody drafts any more
 Decoder = SerialEngine | AutoregressiveEngine
 
 

@@ -18,24 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch, state_of
-from decoding.models.forward import Call, Result, Rows, TransformersForward, picked
+from decoding.models.forward import FAMILY, Call, Result, Rows, TransformersForward, picked
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
 from decoding.models.native import NativeLlama, takes
 from decoding.models.packing import PackedLinear, refresh
 
-# The same layers, but for biases and norms of queries and keys.
-FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FIXED_ROTATIONS = {
     "default",
     "linear",

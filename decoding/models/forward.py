@@ -9,7 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 from transformers import utils as transformers_utils
 
 from decoding.interfaces import RowsWanted
@@ -21,7 +27,8 @@ from decoding.models.packing import PackedLinear, refresh
 SELECTS = hasattr(
     getattr(transformers_utils, "output_capturing", None), "resolve_hidden_states_indices"
 )
-FAMILY = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+# The same layers, but for biases and norms of queries and keys.
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class TransformersForward:
         """Do several calls, each of its own cache; of the usual decoders as one, in which rows of
         all are one sequence but for attention. asked: the arguments of each `Call`."""
         calls = [Call(*each) for each in asked]
-        plain = type(self._model).__name__ in FAMILY and self._windows is None
+        plain = type(self._model) in FAMILY and self._windows is None
         alike = len({call.rows.added is None for call in calls}) == 1
         if len(calls) < 2 or not (plain and alike) or any(len(c.rows.tokens) > 1 for c in calls):
             return [self(*call) for call in calls]
