@@ -67,6 +67,7 @@ inline V larger(V a, V b) { return OF(max_ps)(a, b); }  // b where one is no num
 inline V smaller(V a, V b) { return OF(min_ps)(a, b); }
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 constexpr int BLOCK = 2 * LANES;  // outputs
+constexpr int LINE = 64;          // bytes of a cache line; a load across two takes twice as long
 constexpr int AHEAD = 8192;       // bytes of weights that are fetched before their turn
 constexpr int CACHED = 256;       // rows that are multiplied by all weights before others are
 
@@ -143,8 +144,9 @@ inline void put(float x, Half& y) {  // to the nearest, ties to even
 template <class T, int purpose>
 T* room(int64_t size) {
   thread_local std::vector<T> held;
-  if ((int64_t)held.size() < size) held.resize(size);
-  return held.data();
+  const int64_t more = LINE / sizeof(T);
+  if ((int64_t)held.size() < size + more) held.resize(size + more);
+  return (T*)(((uintptr_t)held.data() + LINE - 1) / LINE * LINE);
 }
 
 // Threads -----------------------------------------------------------------------------------------
@@ -280,10 +282,16 @@ void lay(const float* x, int64_t inputs, const Tiles& tiles, int64_t row, X<W>* 
     X<W> of[P<W>];
   };
   const int64_t steps = steps_of<W>(inputs), tile = tiles.of(row), rows = tiles.rows(tile);
-  X<W>* line = TILED<W> ? out + row * steps * P<W> : room<X<W>, 0>(steps * P<W>);
+  X<W>* line = room<X<W>, 0>(steps * P<W>);
   for (int64_t i = 0; i < inputs; ++i) put(x[i], line[i]);
   for (int64_t i = inputs; i < steps * P<W>; ++i) put(0.0f, line[i]);
-  if (TILED<W>) return;
+  if (TILED<W>) {
+    constexpr int64_t width = SIDE * P<W>;
+    X<W>* to = out + (row / SIDE * SIDE * steps * P<W>) + row % SIDE * width;
+    for (int64_t k = 0; k < steps * P<W>; k += width, to += SIDE * width)
+      memcpy(to, line + k, width * sizeof(X<W>));
+    return;
+  }
   Step* to = (Step*)out + tiles.first(tile) * steps + (row - tiles.first(tile));
   for (int64_t k = 0; k < steps; ++k) to[k * rows] = ((const Step*)line)[k];
 }
@@ -365,9 +373,11 @@ class Shaped {
   alignas(64) uint8_t before[64];
 };
 
-// Sums of BLOCK outputs for SIDES rows, or SIDE if not `both`, [..][BLOCK].
+// Sums of BLOCK outputs for SIDES rows, or SIDE if not `both`, [..][BLOCK]. Meanwhile `lines` cache
+// lines from `next` on are fetched with each column of tiles.
 template <bool both>
-void tiled(const Half* w, const Half* x, int64_t steps, int64_t ahead, float* out) {
+void tiled(const Half* w, const Half* x, int64_t steps, const char* next, int64_t lines,
+           float* out) {
   asm volatile("" ::: "memory");  // what is loaded has been written
   const Half* low = x + SIDE * steps * 2;
   _tile_zero(0);
@@ -375,15 +385,14 @@ void tiled(const Half* w, const Half* x, int64_t steps, int64_t ahead, float* ou
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < steps; k += SIDE, w += SIDE * BLOCK * 2) {
-    for (int line = 0; line < SIDE * BLOCK * 4; line += 64)
-      _mm_prefetch((const char*)w + ahead + line, _MM_HINT_T0);
-    _tile_loadd(4, x + 2 * k, steps * 4);
+    for (int64_t line = 0; line < lines; ++line, next += LINE) _mm_prefetch(next, _MM_HINT_T0);
+    _tile_loadd(4, x + SIDE * 2 * k, 64);
     _tile_loadd(6, w, BLOCK * 4);
     _tile_loadd(7, w + 2 * SIDE, BLOCK * 4);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (!both) continue;
-    _tile_loadd(5, low + 2 * k, steps * 4);
+    _tile_loadd(5, low + SIDE * 2 * k, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -418,13 +427,17 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
     for (int64_t start = 0; start < n; start += CACHED)  // rows that stay in a cache
       team.run(blocks, [&, start](int64_t block) {
         const Shaped shaped;
-        float sums[SIDES * BLOCK];
+        alignas(LINE) float sums[SIDES * BLOCK];
         const int64_t stop = std::min(n, start + CACHED);
+        const int64_t times = (stop - start + SIDES - 1) / SIDES;  // each fetches a part
+        const int64_t lines = (SIDE * BLOCK * 4 / LINE + times - 1) / times;
+        const W* held = w + block * steps * BLOCK * 2;
+        const char* next = (const char*)held + (times > 1 ? size : AHEAD);
         for (int64_t first = start; first < stop; first += SIDES) {
           const int64_t rows = std::min<int64_t>(SIDES, stop - first);
-          (rows > SIDE ? tiled<true> : tiled<false>)(
-              w + block * steps * BLOCK * 2, x + first * steps * 2, steps,
-              first > start ? size : AHEAD, sums);
+          const Half* read = x + first * steps * 2;
+          (rows > SIDE ? tiled<true> : tiled<false>)(held, read, steps, next, lines, sums);
+          next += steps / SIDE * lines * LINE;
           keep(block, first, rows, sums);
         }
       });
@@ -433,7 +446,7 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
 #endif
   const Tiles tiles(n);
   team.run(blocks, [&](int64_t block) {
-    float sums[MOST * BLOCK];
+    alignas(LINE) float sums[MOST * BLOCK];
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t first = tiles.first(tile), rows = tiles.rows(tile);
       by_rows<W>(rows, w + block * steps * BLOCK * P<W>, x + first * steps * P<W>,
