@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from decoding.draft import RoundContext
 from decoding.draft_tree import DrawnToken
+from decoding.together import at_once
 from predictors.base import Predictor, load_predictor
 from predictors.features.catalogue import FIXED
 from predictors.inputs import live
@@ -26,7 +27,8 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
     the host.
 
     Its head runs on the draft's device if it reads hidden states; states on another device are
-    moved there, and only its logits are sent to the host. A predictor that reads numbers alone, or
+    moved there, and only its logits are sent to the host; requests that are decoded at once ask
+    together. A predictor that reads numbers alone, or
     has no weights, runs on the host."""
     head: nn.Module | None = getattr(predictor, "head", None)
     states = any(name not in FIXED for name in predictor.inputs.names)
@@ -42,7 +44,8 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
             copies[device] = now, deepcopy(head).to(device)
     moved = copy(predictor)
     moved.head = copies[device][1]
-    return moved.predict_proba(live(moved.inputs, context, drawn, device))
+    row = live(moved.inputs, context, drawn, device)
+    return at_once(row, (id(moved.head), device), moved.predict_proba)
 
 
 def load_asked(

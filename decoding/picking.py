@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from decoding.together import brought
 from runtime.errors import UserError
 
 BLOCK = 256  # tokens: about the square root of a vocabulary
@@ -173,7 +174,7 @@ class DevicePool:
             parts.append(self._top)
         if self._noting is not None:
             parts.append(self._noting(token))
-        drawn, total, q, self._tokens, *noted = torch.cat([x.double() for x in parts]).tolist()
+        drawn, total, q, self._tokens, *noted = brought(torch.cat([x.double() for x in parts]))
         refuse_unless_finite(total)
         if self._top is not None:
             peak, mass_there, *noted = noted

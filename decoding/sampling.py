@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.picking import Draw, Pool, largest, pool_of, refuse_unless_finite
+from decoding.together import brought
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
@@ -191,7 +192,7 @@ def top_tokens(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
     for first in range(0, len(left), SENT):
         part = slice(first, first + SENT)
         sent = torch.cat([left.sum()[None], ranked.values[part], ranked.indices[part]])
-        total, *both = sent.double().tolist()
+        total, *both = brought(sent.double())
         refuse_unless_finite(total)  # no draw notices
         half = len(both) // 2
         for mass, token in zip(both[:half], both[half:], strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from decoding.draft import Draft, Shape, Verdict
 from decoding.picking import refuse_unless_finite
 from decoding.sampling import Sampler, SiblingSampler, Warp, iid
+from decoding.together import brought
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def numbers(scalars: Sequence[Tensor]) -> list[float]:
     number."""
     if not scalars or scalars[0].device.type == "cpu":
         return [scalar.item() for scalar in scalars]
-    sent: list[float] = torch.stack(list(scalars)).tolist()
+    sent: list[float] = brought(torch.stack(list(scalars)))
     refuse_unless_finite(sum(sent))
     return sent
 

@@ -41,7 +41,7 @@ from decoding.interfaces import LM, DraftStructure, StopRule
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import GivenStates
 from decoding.models.loading import load_draft_alone
-from decoding.models.together import Together
+from decoding.together import Together
 from decoding.pair import pair_settings
 from decoding.proposer import read_proposer
 from decoding.sampling import Warp

@@ -3,15 +3,16 @@
 from collections.abc import Iterable, Iterator
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.request import Ends, Prompt, alone
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair
-from decoding.models.together import Together
 from decoding.sampling import Sampler
 from decoding.stopping.shared import Shared
+from decoding.together import Together
 from decoding.trace import Trace
 from runtime.errors import UserError
 
@@ -59,8 +60,9 @@ class BatchedEngine:
         self._together = Together(models.draft.network, budget, models.target.network)
         self._engines = [self._copied(engine) for _ in range(size)]
 
-    def decode(self, requests: Iterable[Asked]) -> Iterator[tuple[int, Trace]]:
-        """Yield the number of each request and its trace, as they end."""
+    def decode(self, requests: Iterable[Asked | None]) -> Iterator[tuple[int, Trace]]:
+        """Yield the number of each request and its trace, as they end. None among the requests: by
+        this round no other has come yet."""
         free = list(self._engines)
 
         def decoded(request: Asked) -> Trace:
@@ -74,7 +76,7 @@ class BatchedEngine:
                     engine.stop.end_request()
                 free.append(engine)
 
-        tasks = (lambda request=request: decoded(request) for request in requests)
+        tasks = (None if each is None else partial(decoded, each) for each in requests)
         with alone(self._models):
             yield from self._together.run(tasks, self.size)
 

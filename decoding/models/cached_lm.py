@@ -32,6 +32,7 @@ from decoding.models.forward import (
     picked,
 )
 from decoding.models.kv_cache import ATTENTION, BufferCache, BufferLayer, written
+from decoding.together import sent
 from runtime.errors import UserError
 
 
@@ -193,7 +194,7 @@ class CachedLM:
             visible, positions = None, self._positions[places[0] : places[0] + 1]
         else:
             visible = tree.visible(rows_before)
-            positions = torch.tensor(places, device=self.device)
+            positions = sent(torch.tensor(places), self.device)
         output = self._run(tokens, positions, visible, wanted)
         self._block_start, self._tree = start, tree
         return output
@@ -272,7 +273,8 @@ class CachedLM:
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
         if self._recorded is not None:
-            self.states[start : start + len(rows)] = self.states[[start + row for row in rows]]
+            places = sent(start + torch.tensor(rows, dtype=torch.long), self.states.device)
+            self.states[start : start + len(rows)] = self.states[places]
         self.length = start + len(rows)
 
     def load(self, rows: Sequence[tuple[Tensor, Tensor]], states: Tensor | None = None) -> None:

@@ -22,6 +22,7 @@ from decoding.interfaces import RowsWanted
 from decoding.models.context import Windows
 from decoding.models.kv_cache import POSITIONS, BufferCache, SideBySide, has_temperature
 from decoding.models.packing import PackedLinear, refresh
+from decoding.together import sent
 
 # Earlier versions of transformers keep all hidden states, or count from another layer in a list.
 SELECTS = hasattr(
@@ -155,6 +156,8 @@ class TransformersForward:
             keep = slice(0) if logits == "none" and not spared else int(logits != "all")
         else:
             keep = list(logits)
+            run = slice(keep[0], keep[-1] + 1)
+            keep = run if keep == [*range(run.start, run.stop)] else keep  # no indices to send
         result = self._model(
             **inputs,
             attention_mask=mask,
@@ -187,7 +190,7 @@ def additive_mask(visible: Tensor, length: int, dtype: torch.dtype, device: torc
     seen."""
     n, m = visible.shape
     mask = torch.zeros(n, length + n, dtype=dtype, device=device)
-    mask.narrow(1, length + n - m, m).masked_fill_(~visible.to(device), torch.finfo(dtype).min)
+    mask.narrow(1, length + n - m, m).masked_fill_(~sent(visible, device), torch.finfo(dtype).min)
     return mask[None, None]
 
 
@@ -195,7 +198,7 @@ def ids_on(tokens: Tensor, device: torch.device) -> Tensor:
     """Return tokens [n] on a device. A single one from the host is written by the device, without a
     wait."""
     if device.type == "cpu" or len(tokens) > 1 or tokens.device.type != "cpu":
-        return tokens.to(device)
+        return sent(tokens, device)
     return torch.full((1,), int(tokens), device=device)
 
 

@@ -10,6 +10,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from decoding.together import sent
 from runtime.errors import UserError
 
 ATTENTION = "grouped_heads"
@@ -122,10 +123,13 @@ class BufferCache(Cache):
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Keep of the rows from ``start`` on only ``start + rows``, in that order."""
+        places, on = start + torch.tensor(rows, dtype=torch.long), dict[torch.device, Tensor]()
         for layer in self.layers:
             if layer.is_initialized:
-                layer.length = start + len(rows)
-                source = (start + torch.tensor(rows, dtype=torch.long)).to(layer.keys.device)
+                layer.length, device = start + len(rows), layer.keys.device
+                if device not in on:
+                    on[device] = sent(places, device)
+                source = on[device]
                 layer.keys[:, :, start : layer.length] = layer.keys[:, :, source]
                 layer.values[:, :, start : layer.length] = layer.values[:, :, source]
 

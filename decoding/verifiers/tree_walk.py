@@ -14,6 +14,7 @@ from decoding.draft import Draft, Shape, Verdict
 from decoding.interfaces import CandidateVerifier
 from decoding.picking import refuse_unless_finite
 from decoding.sampling import Sampler, SiblingSampler
+from decoding.together import brought, sent
 from decoding.verification import Rows, VerdictDistribution, WarpedRows, verdict_at
 
 Trials = Generator[tuple[Any, Any, Any], None, Tensor]
@@ -108,7 +109,7 @@ def _sent(
         groups[len(candidates)].append(row)
     order = [row for rows in groups.values() for row in rows]
     flat = torch.tensor([token for row in order for token in below[row]], dtype=torch.long)
-    parts = flat.to(p.device).split([count * len(rows) for count, rows in groups.items()])
+    parts = sent(flat, p.device).split([count * len(rows) for count, rows in groups.items()])
     tables, residuals = list[Tensor](), list[Tensor]()
     for (count, rows), part in zip(groups.items(), parts, strict=True):
         tokens, here = part.view(-1, count), torch.stack([p[row] for row in rows])
@@ -120,7 +121,7 @@ def _sent(
         residuals += residual.unbind()
     if not tables:
         return {}
-    values = torch.cat([table.flatten() for table in tables]).tolist()
+    values = brought(torch.cat([table.flatten() for table in tables]))
     refuse_unless_finite(sum(values))
     lines = iter(values)
     by_row = dict[int, tuple[Trials, Sequence[float]]]()

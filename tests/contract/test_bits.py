@@ -29,7 +29,7 @@ from decoding.models.batched_lm import BatchedLM
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import LlamaForward
 from decoding.models.packing import PackedLinear, pack_linears
-from decoding.models.together import Together
+from decoding.together import Together
 from runtime.errors import UserError
 from tests.helpers.models.cached import close, random_tokens, without_cache
 

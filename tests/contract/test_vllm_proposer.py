@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import GivenStates
 from decoding.models.table_lm import TableLM
-from decoding.models.together import Together
+from decoding.together import Together
 from decoding.sampling import Sampler
 from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain

@@ -70,6 +70,18 @@ def test_outputs_are_those_of_one_at_a_time(pair: ModelPair, parts: str, size: i
     assert [found[number].tokens for number in range(40)] == alone
 
 
+def test_requests_may_come_at_any_time(pair: ModelPair) -> None:
+    def coming() -> Iterator[Asked | None]:
+        for number, each in enumerate(requests(20)):
+            yield from [None] * (random_tokens(1, number).item() % 12)
+            yield each
+
+    engine = SerialEngine(pair, *PARTS["chain"](), WARP, WARP, frozenset({3}))
+    alone = [engine.decode(*vars(each).values()).tokens for each in requests(20)]
+    found = dict(BatchedEngine(engine, 5).decode(coming()))
+    assert [found[number].tokens for number in range(20)] == alone
+
+
 def test_calls_of_transformers_are_one(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     if not isinstance(pair.target.network, TransformersForward):
         return

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from decoding.draft import Draft, RoundContext
 from decoding.draft_tree import DraftTree
+from decoding.engines.batched import Asked, BatchedEngine
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
@@ -55,7 +56,7 @@ from tests.helpers.device.device_report import (
     per_label,
     per_round,
 )
-from tests.helpers.device.pretend_device import Counts, pretend
+from tests.helpers.device.pretend_device import Counts, Pretend, pretend
 from tests.helpers.models.eagles import FLAVOURS, SAYS, random_model
 from tests.helpers.models.tiny_pair import CONFIG, EOS, tiny_models, tiny_tokenizer
 from tests.helpers.training.pretend_training import NAMES, trained
@@ -175,6 +176,32 @@ def test_tokens_are_the_hosts_within_bounds(engine: str, warp: str, second: str)
     assert [each.accepted for each in trace.rounds] == [each.accepted for each in expected.rounds]
     each = per_round(trace, counts)
     assert all(value <= bound for value, bound in zip(each, AT_MOST[engine], strict=True)), each
+
+
+@pytest.mark.parametrize("engine", [each for each in ENGINES if each != "SpecBranch, in turn"])
+@pytest.mark.few(2)
+def test_many_requests_wait_as_often_as_one(engine: str) -> None:
+    """Where their rounds are alike; else at most .6 times as often as one after another."""
+
+    def at_once(device: str, *seeds: int) -> tuple[list[list[int]], int]:
+        """Return the tokens, and how often the host waited."""
+        pair = pair_on(device, device)
+        batch = BatchedEngine(ENGINES[engine](pair, WARPS["T = .7, p = .9"]), len(seeds))
+        list(batch.decode([Asked(PROMPT, 6, Sampler.seeded(2))]))
+        counts = Counts() if Pretend.counts is None else Pretend.counts
+        before = counts.copy()
+        found = dict(batch.decode([Asked(PROMPT, 16, Sampler.seeded(seed)) for seed in seeds]))
+        waits = counts.since(before).synchronisations.total()
+        return [found[number].tokens for number in range(len(seeds))], waits
+
+    seeds = range(4)
+    expected, _ = at_once("cpu", *seeds)
+    with pretend():
+        alone = [at_once("cuda:0", seed) for seed in seeds]
+        found, waits = at_once("cuda:0", *seeds)
+        _, alike = at_once("cuda:0", *[seeds[0]] * 4)
+    assert found == expected == [tokens for [tokens], _ in alone]
+    assert alike <= 1.12 * alone[0][1] and waits < 0.6 * sum(each for _, each in alone)
 
 
 def test_a_prompt_may_lie_on_the_device() -> None:

@@ -4,15 +4,61 @@ Each request is decoded by the code that decodes one alone, in a greenlet of its
 thread. What it asks of a network waits until every request waits; then the first network that
 anybody waits for, in the order given, runs all that it was asked in one call: weights are read
 once. With the draft before the target, requests that still draft do so together, and one call of
-the target verifies them all."""
+the target verifies them all. What they send to a device, or want from one, crosses before that in
+one copy (`sent`, `brought`), so the host waits as often as for one of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from greenlet import getcurrent, greenlet
+from torch import Tensor
 
 T = TypeVar("T")
+ROWS = -1  # served before any network
+
+
+class _Task(greenlet):
+    pass
+
+
+def at_once(rows: Tensor, key: Hashable, run: Callable[[Tensor], Any]) -> Any:
+    """Return what `run` makes of rows [n, ...]: for each something, in order. Of tasks side by
+    side, rows of one key go through the `run` of one of them."""
+    here = getcurrent()
+    return here.parent.switch((ROWS, (rows, key, run))) if isinstance(here, _Task) else run(rows)
+
+
+def brought(x: Tensor) -> list[Any]:
+    """Return the numbers of x [n]."""
+    if x.device.type == "cpu":
+        return x.tolist()
+    return at_once(x, ("brought", x.dtype, x.device), Tensor.tolist)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Return x on a device."""
+    if x.device == device or x.device.type != "cpu":
+        return x.to(device)
+    return at_once(x.flatten(), ("sent", x.dtype, device), lambda all_: all_.to(device)).view(
+        x.shape
+    )
+
+
+def _run_at_once(calls: Sequence[tuple[Tensor, Hashable, Callable[[Tensor], Any]]]) -> list[Any]:
+    """Do several calls of `at_once`."""
+    alike = defaultdict[Hashable, list[int]](list)
+    for number, (_, key, _) in enumerate(calls):
+        alike[key].append(number)
+    results: list[Any] = [None] * len(calls)
+    for numbers in alike.values():
+        parts, end = [calls[number][0] for number in numbers], 0
+        found = calls[numbers[0]][2](torch.cat(parts))
+        for number, part in zip(numbers, parts, strict=True):
+            first, end = end, end + len(part)
+            results[number] = found[first:end]
+    return results
 
 
 class Together:
@@ -34,22 +80,27 @@ class Together:
             return self._networks[which](*call)
         return here.parent.switch((which, call))
 
-    def run(self, tasks: Iterable[Callable[[], T]], most: int) -> Iterator[tuple[int, T]]:
+    def run(self, tasks: Iterable[Callable[[], T] | None], most: int) -> Iterator[tuple[int, T]]:
         """Yield the number of each task and what it returns, as they end; at most `most` run at
-        once, and the next begins where one ends. Raises what one of them raises, and ends them
-        all."""
+        once, and the next begins where one ends. None among them: at this step no other task is
+        there yet. Raises what one of them raises, and ends them all."""
         assert not self._asking, "one run at a time"
-        waiting = enumerate(tasks)
+        waiting, number, more, done = iter(tasks), 0, True, object()
         try:
             while True:
                 ended = list[tuple[int, T]]()
                 with torch.inference_mode():  # which the tasks are in, whoever of them ends first
-                    while len(self._asking) < most and (new := next(waiting, None)):
-                        self._resume(greenlet(new[1]), new[0], ended)
+                    while more and len(self._asking) < most:
+                        task = next(waiting, done)
+                        more = task is not done
+                        if task is None or task is done:
+                            break
+                        self._resume(_Task(task), number, ended)
+                        number += 1
                     if self._asking:
                         self._answer(ended)
                 yield from ended
-                if not self._asking and not ended:
+                if not (self._asking or more):
                     return
         finally:
             left, self._asking = self._asking, {}
@@ -78,8 +129,12 @@ class Together:
         turn = [
             (each, n, call) for each, (n, which, call) in self._asking.items() if which == first
         ]
-        network, calls = self._networks[first], [call for *_, call in turn]
-        at_once: Any = getattr(network, "together", None)
-        results = at_once(calls) if at_once else [network(*call) for call in calls]
+        calls: list[Any] = [call for *_, call in turn]
+        if first < 0:
+            results = _run_at_once(calls)
+        else:
+            network = self._networks[first]
+            at_once: Any = getattr(network, "together", None)
+            results = at_once(calls) if at_once else [network(*call) for call in calls]
         for (each, number, _), result in zip(turn, results, strict=True):
             self._resume(each, number, ended, result)
