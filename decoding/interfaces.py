@@ -119,6 +119,7 @@ class StopRule(Protocol):
         (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
     stops_never: whether it leaves the length of a draft to the structure
     caution: warning for use without tuning, "" for none
+    abstains: whether it may draft nothing in a whole request
     predicted: the numbers that the rule computed this round, one per decision, for the trace
     """
 
@@ -127,6 +128,7 @@ class StopRule(Protocol):
     target_layers: Sequence[int] = ()
     stops_never: bool = False
     caution: str = ""
+    abstains: bool = False
 
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []

@@ -4,7 +4,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Condition, get_ident
 from time import perf_counter
@@ -171,7 +171,9 @@ class Engine(ABC):
         Meanwhile the outputs of both models stay on the devices that made them, and other threads
         that want to decode with either wait. Raises UserError if the same thread does so, inside a
         callback of the first call."""
-        with alone((self.pair.target, self.pair.draft)):
+        unrecorded = getattr(self.pair.target, "unrecorded", nullcontext)
+        unread = nullcontext() if self.runs_draft else unrecorded()
+        with alone((self.pair.target, self.pair.draft)), unread:
             self.join()
             request = RequestState.open(
                 prompt_ids,

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, RoundContext
+from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Engine, RequestState, prefill
@@ -67,7 +67,7 @@ class SerialEngine(Engine):
         self, request: RequestState, sampler: Sampler
     ) -> Iterator[Callable[[], RoundTrace]]:
         hidden = prefill(self.pair.target, request.committed, self.target_layers)
-        if self.runs_draft:  # after the target, whose states a draft may read
+        if self.runs_draft and not self.stop.abstains:  # else it reads the prompt when it is run
             prefill(self.pair.draft, request.committed)
         watch, rounds = request.watch, count()
 
@@ -88,7 +88,10 @@ class SerialEngine(Engine):
         tree, draft, output = self._draft(context, watch, sampler)
         with watch.stage("verify"):
             p = WarpedRows(output.logits, self.warp)
-            verdict = self.verifier.verify(draft, p, sampler)
+            if len(draft):
+                verdict = self.verifier.verify(draft, p, sampler)
+            else:
+                verdict = Verdict(0, [], sampler.draw(p[0]).token, 0)
         with watch.stage("stop"):
             self.stop.end_round(verdict)
         request.note(verdict.accepted, rejected=verdict.row in draft.parent)
@@ -151,6 +154,8 @@ class SerialEngine(Engine):
         """Keep the accepted path in both caches and drop everything from the last committed token
         on; the draft may lag behind and catches up later."""
         target = self.pair.target
+        if not len(draft) and target.length < committed:
+            return
         target.keep_path([0, *(row for row in path if row <= draft.closed)])
         target.crop(committed - 1)
         tree.settle(path, committed)

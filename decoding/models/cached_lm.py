@@ -7,7 +7,8 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -230,6 +231,15 @@ class CachedLM:
         1, H]: those after ``layers`` (0: the embeddings) and the last one, which the output layer
         reads."""
         self._recorded = [*layers, -1]
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Keep no hidden states meanwhile: nobody will read them."""
+        layers, self._recorded = self._recorded, None
+        try:
+            yield
+        finally:
+            self._recorded = layers
 
     def recorded(self, rows: list[int] | slice) -> Tensor:
         """Return the states of these cached rows, [n, len(layers) + 1, H]."""

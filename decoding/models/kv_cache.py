@@ -18,6 +18,8 @@ POSITIONS = "row_positions"  # the option by which positions reach attention thr
 SPARE = 1024  # rows that a full buffer gets beyond those that it needs, at most as many again
 FEW_ROWS = 16  # more are faster in two products, as far as these are
 
+Kind = tuple[torch.dtype, int, int]
+
 
 class BufferLayer(CacheLayerMixin):
     """Keys and values of one layer: ``[batch, kv_heads, capacity, head_dim]``, the first ``length``
@@ -29,6 +31,7 @@ class BufferLayer(CacheLayerMixin):
     is_sliding = False
     keys: Tensor  # allocated on first use
     values: Tensor
+    _held: tuple[Kind, list[tuple[int, int, int]]] | None
 
     def __init__(self, planned: int = 0) -> None:
         """planned: rows that are certain to come; no more are allocated as long as they do."""
@@ -39,6 +42,20 @@ class BufferLayer(CacheLayerMixin):
         rows = self._capacity(key_states.shape[-2])
         self.keys, self.values = _buffer(key_states, rows), _buffer(value_states, rows)
         self.is_initialized = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("keys", "values"):
+            self._held = None
+        super().__setattr__(name, value)
+
+    def held(self) -> tuple[Kind, list[tuple[int, int, int]]]:
+        """Return dtype, batch and kv_heads, and for each sequence the addresses of its keys and
+        values, and the capacity."""
+        if self._held is None:
+            pairs = zip(self.keys, self.values, strict=True)
+            places = [(k.data_ptr(), v.data_ptr(), self.keys.shape[2]) for k, v in pairs]
+            self._held = (self.keys.dtype, *self.keys.shape[:2]), places
+        return self._held
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

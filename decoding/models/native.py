@@ -330,14 +330,7 @@ class NativeLlama:
             raise RuntimeError("positions and mask are of other rows than the states")
         if len(places) and not 0 <= places.amin() <= places.amax() < self._positions:
             raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
-        held = [
-            (keys[row].data_ptr(), values[row].data_ptr(), keys.shape[2])
-            for keys, values, row in (
-                (cache.layers[index].keys, cache.layers[index].values, row)
-                for index in layers
-                for cache, row in caches
-            )
-        ]
+        held = [cache.layers[index].held()[1][row] for index in layers for cache, row in caches]
         listed, buffers = (_Part * len(parts))(*parts), (_Held * len(held))(*held)
         pointers = ctypes.addressof(listed), places.data_ptr(), x.data_ptr()
         call = _Rows(len(parts), len(x), threads_here(), *pointers)
@@ -349,9 +342,10 @@ class NativeLlama:
         """Count n rows as cached in these layers. Return how many were before."""
         kv_heads, dim, dtype = self._cache_shape
         like, start = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim), 0
+        kind = dtype, batch, kv_heads
         for layer in map(cache.layer, layers):
             start = layer.reserve(like, like)
-            if (layer.keys.dtype, *layer.keys.shape[:2]) != (dtype, batch, kv_heads):
+            if layer.held()[0] != kind:
                 raise RuntimeError("the cache holds keys of another dtype or number of sequences")
         return start
 

@@ -107,6 +107,8 @@ class Shared(StopRule):
     Survival is the product of the draft's own probabilities, as in `Product`, scaled by what was
     accepted so far."""
 
+    abstains = True
+
     def __init__(
         self,
         cost: Annotated[
