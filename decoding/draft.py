@@ -68,6 +68,10 @@ class Draft:
         """Return the drafted tokens below the root up to `row`, included."""
         return [self.token[step - 1] for step in self.rows_to(row)]
 
+    def text(self, committed: Tensor, row: int) -> Tensor:
+        """Return the text [n] that ends at `row`."""
+        return torch.cat([committed, torch.tensor(self.path(row), dtype=torch.long)])
+
 
 @dataclass(frozen=True)
 class PointMass:

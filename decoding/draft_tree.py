@@ -239,8 +239,17 @@ class DraftTree:
         if row not in self._distributions:
             self.run([row])
             with self.watch.stage("sample"):
-                self._distributions[row] = self.warp.probs(self._logits[row])
+                warp = self.warp.after(partial(self._text, row))
+                self._distributions[row] = warp.probs(self._logits[row])
         return self._distributions[row]
+
+    def _text(self, row: int) -> Tensor:
+        """Return the text [n] that ends at `row`."""
+        path = list[int]()
+        while row > 0:
+            path.append(self.token[row - 1])
+            row = self.parent[row - 1]
+        return torch.cat([self.context.committed, torch.tensor(path[::-1], dtype=torch.long)])
 
     def set_q(self, row: int, q: Tensor) -> None:
         """Let children of `row` be drawn from `q` [V], which does not come from the draft model."""

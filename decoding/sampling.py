@@ -1,15 +1,15 @@
 """The logit warp, random draws, and the samplers of siblings at one draft position."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from decoding.picking import Draw, Pool, largest, pool_of, refuse_unless_finite
-from decoding.together import brought
+from decoding.together import brought, sent
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
@@ -46,7 +46,7 @@ class Warp:
         Raises UserError when a row holds NaN, +inf, or nothing but -inf; on a GPU the row is NaN,
         and drawing from it raises.
         """
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = logits.to(at_least_float32(logits.dtype))
         if self.temperature == 0:
             return _one_hot(logits)
         if self.temperature != 1:
@@ -69,8 +69,60 @@ class Warp:
         cut = probs * (probs >= ranked.gather(-1, kept - 1))
         return cut / cut.sum(-1, keepdim=True)
 
-    def to_dict(self) -> dict[str, float]:
+    def after(self, text: Callable[[], Tensor]) -> "Warp":
+        """Return the warp of the token that follows a text [n]: this one, whatever the text."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Processed(Warp):
+    """A warp of logits that processors have changed, each a function of the text so far: penalties,
+    bans, a least length.
+
+    processors: (text [1, n], logits [1, V]) -> logits, as transformers has them, in this order.
+        They must give the same for the same text, whatever they were asked before: of a draft they
+        are asked along each path. Where one does not, the output has another distribution
+    before: [m], what they see in front of the prompt, such as padding"""
+
+    processors: Sequence[Callable[[Tensor, Tensor], Tensor]] = ()
+    before: Sequence[int] = ()
+
+    def after(self, text: Callable[[], Tensor]) -> Warp:
+        return _After(**vars(self), text=text)
+
+    def probs(self, logits: Tensor) -> Tensor:
+        raise UserError(
+            "warp: its processors read the text, which is not known here. Use engine=serial, or"
+            " leave them away"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"processors": [type(each).__name__ for each in self.processors]}
+
+
+@dataclass(frozen=True)
+class _After(Processed):
+    text: Callable[[], Tensor] = torch.Tensor
+
+    def probs(self, logits: Tensor) -> Tensor:
+        text = torch.cat([torch.tensor(self.before, dtype=torch.long), self.text()])[None]
+        text = sent(text, logits.device)
+        scores = logits[None].to(at_least_float32(logits.dtype), copy=True)
+        for processor in self.processors:
+            scores = processor(text, scores)
+        if scores.device.type == "cpu" and bool(scores.isneginf().all()):
+            raise UserError(
+                f"warp: its processors ban every token that may follow {text[0, -8:].tolist()}."
+                " Leave one away"
+            )
+        return Warp.probs(self, scores[0])
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype == torch.float64 else torch.float32
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -191,8 +243,8 @@ def top_tokens(q: Tensor | Pool, sampler: Sampler) -> Iterator[Draw]:
     ranked = left.sort(descending=True, stable=True)  # once, and sent a few at a time
     for first in range(0, len(left), SENT):
         part = slice(first, first + SENT)
-        sent = torch.cat([left.sum()[None], ranked.values[part], ranked.indices[part]])
-        total, *both = brought(sent.double())
+        joined = torch.cat([left.sum()[None], ranked.values[part], ranked.indices[part]])
+        total, *both = brought(joined.double())
         refuse_unless_finite(total)  # no draw notices
         half = len(both) // 2
         for mass, token in zip(both[:half], both[half:], strict=True):

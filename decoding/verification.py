@@ -4,13 +4,14 @@ the end of the accepted path and the distribution of the token after it."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Shape, Verdict
 from decoding.picking import refuse_unless_finite
-from decoding.sampling import Sampler, SiblingSampler, Warp, iid
+from decoding.sampling import Processed, Sampler, SiblingSampler, Warp, iid
 from decoding.together import brought
 
 
@@ -34,10 +35,11 @@ class WarpedRows:
     Logits that are not finite raise only when their row is read.
     """
 
-    def __init__(self, logits: Tensor, warp: Warp) -> None:
-        """logits: [closed + 1, V]."""
-        self._logits = logits
-        self._warp = warp
+    def __init__(
+        self, logits: Tensor, warp: Warp, text: Callable[[int], Tensor] | None = None
+    ) -> None:
+        """logits: [closed + 1, V]; text: gives the text [n] up to a row, for warps that read it."""
+        self._logits, self._warp, self._text = logits, warp, text
         self._distributions: dict[int, Tensor] = {}
         self._noted: dict[tuple[int, int], float] = {}  # p of tokens, sent by a device
 
@@ -51,7 +53,10 @@ class WarpedRows:
 
     def __getitem__(self, row: int) -> Tensor:
         if row not in self._distributions:
-            if self.device.type != "cpu":  # a GPU warps all of them as fast as one
+            if self._text and isinstance(self._warp, Processed):
+                warp = self._warp.after(partial(self._text, row))
+                self._distributions[row] = warp.probs(self._logits[row])
+            elif self.device.type != "cpu":  # a GPU warps all of them as fast as one
                 rows = self._warp.probs(self._logits)
                 self._distributions = dict(enumerate(rows.unbind()))
             else:

@@ -9,8 +9,10 @@
 
 The distribution is that of the same call without the last line: warps, end tokens and lengths are
 those that `generate` derives from its generation config. Options that would change it or are not
-available are refused in a line: beams, processors that read the text, scores and states of every
-step. Rows of a batch are decoded side by side, each with a draft as long as its rule says.
+available are refused in a line: beams, scores and states of every step, processors that keep
+something from one call for the next. Other processors are asked along each path of a draft, with
+its own text. Rows of a batch are decoded side by side, each with a draft as long as its rule says;
+padded ones of processors that read the text, which sees the padding, one after another.
 """
 
 import copy
@@ -34,6 +36,7 @@ from transformers.generation import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    logits_process,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -41,7 +44,7 @@ from decoding.engines.batched import Asked, BatchedEngine, Decoder
 from decoding.engines.request import Ends, Prompt
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule, Verifier
-from decoding.sampling import Sampler, Warp
+from decoding.sampling import Processed, Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.trace import Trace
@@ -63,6 +66,18 @@ WARPERS: dict[type, str] = {
     TopKLogitsWarper: "top_k",
     TopPLogitsWarper: "top_p",
 }
+OF_TEXT = set(WARPERS) | {
+    *(logits_process.RepetitionPenaltyLogitsProcessor, logits_process.NoRepeatNGramLogitsProcessor),
+    *(logits_process.NoBadWordsLogitsProcessor, logits_process.SequenceBiasLogitsProcessor),
+    *(logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor),
+    *(logits_process.ForcedBOSTokenLogitsProcessor, logits_process.ForcedEOSTokenLogitsProcessor),
+    *(logits_process.SuppressTokensLogitsProcessor, logits_process.LogitNormalization),
+    *(logits_process.SuppressTokensAtBeginLogitsProcessor, logits_process.TopHLogitsWarper),
+    *(logits_process.ExponentialDecayLengthPenalty, logits_process.InfNanRemoveLogitsProcessor),
+    *(logits_process.MinPLogitsWarper, logits_process.TypicalLogitsWarper),
+    *(logits_process.EpsilonLogitsWarper, logits_process.EtaLogitsWarper),
+}
+"""Processors of transformers whose result depends on the text and the logits alone."""
 
 
 class Engine(Protocol):
@@ -143,17 +158,25 @@ def speculate(
         )
     with ExitStack() as stack:
         parts = {part: stack.enter_context(undisturbed(getattr(asked, part))) for part in PARTS}
-        engine = engine_of(replace(asked, **parts), pair, warp, config)
         stream, rows = asked.stream or streamer, input_ids.cpu()
         requests = [_request(*each, stream, given) for each in zip(rows, prompts, strict=True)]
-        if stream is None and len(requests) > 1 and isinstance(engine, Decoder):
-            ended = dict(BatchedEngine(engine, len(requests)).decode(requests))
+        paddings = [row[: len(row) - len(own)] for row, own in zip(rows, prompts, strict=True)]
+        warps = [_of_row(warp, number, padding) for number, padding in enumerate(paddings)]
+        apart = isinstance(warp, Processed) and any(map(len, paddings))
+        engines = [
+            engine_of(replace(asked, **parts), pair, each, config)
+            for each in (warps if apart else warps[:1])
+        ]
+        together = stream is None and len(requests) > 1 == len(engines)
+        if together and isinstance(engines[0], Decoder):
+            ended = dict(BatchedEngine(engines[0], len(requests)).decode(requests))
             traces = [ended[number] for number in range(len(requests))]
         else:  # who listens hears one row after another
             traces = []
-            for row, request in zip(rows, requests, strict=True):
+            for number, (row, request) in enumerate(zip(rows, requests, strict=True)):
                 if asked.stream is not None:
                     asked.stream.put(row[None].clone())
+                engine = engines[number % len(engines)]
                 traces.append(engine.decode(*vars(request).values()))
                 if stream is not None:
                     stream.end()
@@ -251,30 +274,44 @@ def _rule(
 
 
 def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
-    """Return the `Warp` that equals the logits processors made by `generate`.
+    """Return the warp that equals the logits processors made by `generate`: our own for
+    temperature, top-k and top-p, once each in this order; else one that asks them as they are.
 
-    Raises UserError for processors other than temperature, top-k and top-p, once each in this
-    order, and for those that do not set dropped logits to -inf."""
-    kinds, warps = list(WARPERS), dict[str, Any]()
+    Raises UserError for those that keep something from one call for the next, or that are not
+    known."""
+    kinds, warps, temperature = list(WARPERS), dict[str, Any](), 1.0 if config.do_sample else 0.0
     for processor in processors:
-        while kinds and type(processor) is not kinds[0]:
-            kinds.pop(0)
-        if not kinds:
+        if type(processor) not in OF_TEXT:
             raise UserError(
                 f"logits_processor: {type(processor).__name__} is not supported by speculate, which"
-                " takes temperature, top_k and top_p, each once and in this order. Leave away the"
-                " setting that asks for it"
+                " takes those of transformers whose result depends on the text alone. Leave away"
+                " the setting that asks for it"
             )
-        name = WARPERS[kinds.pop(0)]
-        if getattr(processor, "filter_value", -math.inf) != -math.inf or (
-            name == "top_p" and processor.min_tokens_to_keep != 1
+        while kinds and type(processor) is not kinds[0]:
+            kinds.pop(0)
+        name = WARPERS[kinds.pop(0)] if kinds else ""
+        if (
+            not name
+            or getattr(processor, "filter_value", -math.inf) != -math.inf
+            or (name == "top_p" and processor.min_tokens_to_keep != 1)
         ):
-            raise UserError(
-                f"logits_processor: expected {type(processor).__name__} with filter_value=-inf and"
-                " min_tokens_to_keep=1, got another. Leave them away"
-            )
+            return Processed(temperature, processors=tuple(processors))
         warps[name] = getattr(processor, name)
     return Warp(**warps) if config.do_sample else Warp(temperature=0)
+
+
+def _of_row(warp: Warp, row: int, padding: Tensor) -> Warp:
+    """Return the warp of one row of the batch that processors were made for."""
+    if not isinstance(warp, Processed):
+        return warp
+    own = list[Any]()
+    for processor in warp.processors:
+        lengths = getattr(processor, "prompt_ignore_length", None)
+        own.append(processor)
+        if isinstance(lengths, Tensor):  # of the padding of each row
+            own[-1] = copy.copy(processor)
+            own[-1].prompt_ignore_length = lengths[row : row + 1]
+    return replace(warp, processors=own, before=padding.tolist())
 
 
 def _request(

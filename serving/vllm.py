@@ -41,10 +41,10 @@ from decoding.interfaces import LM, DraftStructure, StopRule
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import GivenStates
 from decoding.models.loading import load_draft_alone
-from decoding.together import Together
 from decoding.pair import pair_settings
 from decoding.proposer import read_proposer
 from decoding.sampling import Warp
+from decoding.together import Together
 from decoding.trace import Stopwatch
 from runtime.errors import UserError
 

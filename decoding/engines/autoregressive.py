@@ -30,7 +30,8 @@ class AutoregressiveEngine(Engine):
             with watch.stage("target"):
                 logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
             with watch.stage("sample"):
-                token = sampler.draw(self.warp.probs(logits)).token
+                warp = self.warp.after(lambda: request.committed)
+                token = sampler.draw(warp.probs(logits)).token
             return RoundTrace([], [], [], 0, 0, request.commit([token]), [], 0, watch.lap())
 
         yield decode_round

@@ -82,7 +82,8 @@ class LookaheadEngine(Engine):
                 logits=[*rows, *newest],
             ).logits
         with watch.stage("verify"):
-            p = WarpedRows(logits[: len(rows)], self.warp)
+            before = partial(draft.text, request.committed)
+            p = WarpedRows(logits[: len(rows)], self.warp, before)
             verdict = self.verifier.verify(draft.on(p.device), p, sampler)
         committed = request.commit(verdict.emitted)
         path = draft.rows_to(verdict.row, kept=len(committed))

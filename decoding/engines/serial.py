@@ -4,6 +4,7 @@ roll back."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Annotated
 
@@ -87,7 +88,7 @@ class SerialEngine(Engine):
         the round's trace."""
         tree, draft, output = self._draft(context, watch, sampler)
         with watch.stage("verify"):
-            p = WarpedRows(output.logits, self.warp)
+            p = WarpedRows(output.logits, self.warp, partial(draft.text, context.committed))
             if len(draft):
                 verdict = self.verifier.verify(draft, p, sampler)
             else:
@@ -119,7 +120,9 @@ class SerialEngine(Engine):
         `context.committed` except its last token (less for a draft that is not run), and do so
         afterwards."""
         tree, draft, output = self._draft(context, Stopwatch(), sampler)
-        verdict = self.verifier.distribution(draft, self.warp.probs(output.logits))
+        rows = WarpedRows(output.logits, self.warp, partial(draft.text, context.committed))
+        p = torch.stack([rows[row] for row in range(draft.closed + 1)])
+        verdict = self.verifier.distribution(draft, p)
         self._roll_back(tree, draft, [], len(context.committed))
         return ExpectedVerdict(draft, verdict, tree.forwards)
 

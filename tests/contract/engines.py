@@ -270,7 +270,8 @@ def target_distribution(
     pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()
 ) -> Distribution:
     def conditional(context: tuple[int, ...]) -> Tensor:
-        return warp.probs(pair.target.distribution(context).log())
+        after = warp.after(lambda: torch.tensor(context))
+        return after.probs(pair.target.distribution(context).log())
 
     vocab = pair.target.vocab_size
     return autoregressive_distribution(conditional, vocab, length, PROMPT, eos_ids)

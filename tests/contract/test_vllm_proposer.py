@@ -17,11 +17,11 @@ from transformers import AutoConfig
 from decoding.models.cached_lm import CachedLM
 from decoding.models.eagle.draft import GivenStates
 from decoding.models.table_lm import TableLM
-from decoding.together import Together
 from decoding.sampling import Sampler
 from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.structures.sources import Sources
+from decoding.together import Together
 from runtime.errors import UserError
 from serving.vllm import KEPT, Bound, Drafter, Parts, Proposer
 from tests.contract.engines import PROMPT, STOP_CASES, stop_rule, toy_pair

@@ -3,6 +3,7 @@ with drafts of any number of tokens; what cannot be kept so is one line."""
 
 import copy
 import gc
+import random
 import re
 import weakref
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from transformers import (
     LogitsProcessorList,
     TextIteratorStreamer,
 )
-from transformers.generation import StoppingCriteriaList, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation import StoppingCriteriaList
 from transformers.generation.streamers import TextStreamer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -158,6 +159,56 @@ def test_rows_of_a_batch_are_what_they_are_alone(models):
     assert torch.equal(ours(*models, **asked), plain(models[0], **asked))
 
 
+PROCESSED: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "bad_words_ids": {"bad_words_ids": [[4], [7, 1]]},
+    "sequence_bias": {"sequence_bias": [[[5], 1.0], [[3, 7], -4.0]]},
+    "min_length": {"min_length": 15},
+    "min_new_tokens": {"min_new_tokens": 9},
+    "forced_eos_token_id": {"forced_eos_token_id": 4},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.3)},
+    "suppress_tokens": {"suppress_tokens": [8, 9]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(20))},
+    "renormalize_logits": {"renormalize_logits": True},
+    "remove_invalid_values": {"remove_invalid_values": True},
+}
+
+
+NO_BANNED_END = {"min_length": 0, "min_new_tokens": None, "forced_eos_token_id": None}
+"""With which a decay makes a number of its logit."""
+
+
+@pytest.mark.parametrize("name", [*PROCESSED, "all"])
+def test_processed_rows_are_what_generate_says(name, models):
+    every = {
+        key: value for each in PROCESSED.values() for key, value in each.items()
+    } | NO_BANNED_END
+    asked = every if name == "all" else PROCESSED[name]
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    for first in (EOS, 6):
+        ids = torch.tensor([[EOS, EOS, 3, 7, 1], [first, 6, 5, 3, 8]])
+        for seen in (mask, torch.ones_like(mask)):
+            given = {"inputs": ids, "attention_mask": seen, "pad_token_id": EOS, **asked}
+            for parts in ({}, TREE, {"draft_warp": Warp(0.7)}):
+                assert torch.equal(ours(*models, **given, **parts), plain(models[0], **given))
+
+
+@pytest.mark.slow
+def test_400_random_calls_with_processors_are_what_generate_says(models):
+    draw = random.Random(0)
+    for _ in range(400):
+        asked = {}
+        for name in draw.sample(list(PROCESSED), draw.randint(1, 5)):
+            asked |= PROCESSED[name]
+        if "exponential_decay_length_penalty" in asked:
+            asked |= NO_BANNED_END
+        ids = torch.tensor([[draw.randrange(VOCAB) for _ in range(draw.randint(1, 9))]])
+        given = {"inputs": ids, "max_new_tokens": draw.randint(2, 24), **asked}
+        stop = Confidence(draw.random())
+        assert torch.equal(ours(*models, stop=stop, **given), plain(models[0], **given)), asked
+
+
 def test_every_row_of_several_sequences_is_sampled_with_the_seed_of_torch(models):
     def sampled() -> Tensor:
         torch.manual_seed(5)
@@ -173,6 +224,8 @@ WARPS = [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.8}, ALL]
 TREE = {"structure": DySpecHeap(3), "verifier": RrswVerifier(), "stop": Never()}
 CASES = [*(((5, 5, 3), warp, {}) for warp in WARPS), ((5, 5, 3), ALL, TREE)]
 CASES += [((6, 4, 2), {"temperature": 1.5}, {})]
+PENALTIES = {"repetition_penalty": 1.4, "min_p": 0.1}
+CASES += [((5, 5, 3), PENALTIES, {}), ((5, 5, 3), {"typical_p": 0.8} | PENALTIES, TREE)]
 
 
 @pytest.mark.smoke
@@ -367,8 +420,8 @@ def sampled(warper: LogitsProcessor) -> dict:
 REFUSED = {
     "max_new_tokens": {"max_new_tokens": 120},
     "num_beams": {"num_beams": 2},
-    "RepetitionPenaltyLogitsProcessor": {"repetition_penalty": 1.2},
-    "MinPLogitsWarper": {"do_sample": True, "min_p": 0.1},
+    "PrefixConstrainedLogitsProcessor": {"prefix_allowed_tokens_fn": lambda _, ids: [1]},
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": {"guidance_scale": 1.5},
     "function": {"logits_processor": LogitsProcessorList([lambda ids, scores: scores])},
     "output_scores": {"output_scores": True, "return_dict_in_generate": True},
     "threshold": {"threshold": 0.5},
@@ -399,8 +452,6 @@ REFUSED = {
     "input_ids: expected tokens from 0 to 31, got -1": {"inputs": torch.tensor([[3, -1]])},
     "input_ids: expected tokens from 0 to 31, got 3 to 32": {"inputs": torch.tensor([[3, VOCAB]])},
     "prompt: empty": {"attention_mask": torch.zeros(1, 5, dtype=torch.long)},
-    "min_tokens_to_keep=1": sampled(TopPLogitsWarper(0.1, min_tokens_to_keep=5)),
-    "filter_value=-inf": sampled(TopKLogitsWarper(3, filter_value=-1.0)),
     "structure, verifier": {"structure": DySpecHeap(3)},
     "inputs_embeds": {"inputs": None, "inputs_embeds": torch.zeros(1, 2, 24, dtype=torch.float64)},
     "StopStringCriteria(tokenizer,": {"stop_strings": ["w3"], "tokenizer": tiny_tokenizer()},
