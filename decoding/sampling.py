@@ -1,7 +1,7 @@
 """The logit warp, random draws, and the samplers of siblings at one draft position."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.picking import Draw, Pool, largest, pool_of, refuse_unless_finite
-from decoding.together import brought, sent
+from decoding.together import brought
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
 
@@ -75,50 +75,6 @@ class Warp:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Processed(Warp):
-    """A warp of logits that processors have changed, each a function of the text so far: penalties,
-    bans, a least length.
-
-    processors: (text [1, n], logits [1, V]) -> logits, as transformers has them, in this order.
-        They must give the same for the same text, whatever they were asked before: of a draft they
-        are asked along each path. Where one does not, the output has another distribution
-    before: [m], what they see in front of the prompt, such as padding"""
-
-    processors: Sequence[Callable[[Tensor, Tensor], Tensor]] = ()
-    before: Sequence[int] = ()
-
-    def after(self, text: Callable[[], Tensor]) -> Warp:
-        return _After(**vars(self), text=text)
-
-    def probs(self, logits: Tensor) -> Tensor:
-        raise UserError(
-            "warp: its processors read the text, which is not known here. Use engine=serial, or"
-            " leave them away"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"processors": [type(each).__name__ for each in self.processors]}
-
-
-@dataclass(frozen=True)
-class _After(Processed):
-    text: Callable[[], Tensor] = torch.Tensor
-
-    def probs(self, logits: Tensor) -> Tensor:
-        text = torch.cat([torch.tensor(self.before, dtype=torch.long), self.text()])[None]
-        text = sent(text, logits.device)
-        scores = logits[None].to(at_least_float32(logits.dtype), copy=True)
-        for processor in self.processors:
-            scores = processor(text, scores)
-        if scores.device.type == "cpu" and bool(scores.isneginf().all()):
-            raise UserError(
-                f"warp: its processors ban every token that may follow {text[0, -8:].tolist()}."
-                " Leave one away"
-            )
-        return Warp.probs(self, scores[0])
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from decoding.draft import Draft, Shape, Verdict
 from decoding.picking import refuse_unless_finite
-from decoding.sampling import Processed, Sampler, SiblingSampler, Warp, iid
+from decoding.processors import Processed
+from decoding.sampling import Sampler, SiblingSampler, Warp, iid
 from decoding.together import brought
 
 

@@ -344,16 +344,24 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
 
 
 def heading(cfg: DictConfig) -> str:
-    draft = "" if cfg.draft_warp == cfg.warp else f" (draft {cfg.draft_warp.temperature})"
-    filters = (
-        f", top-k {cfg.warp.top_k}, top-p {cfg.warp.top_p}"
-        if cfg.warp.top_k or cfg.warp.top_p < 1
-        else ""
-    )
+    target, draft = _said(cfg.warp), _said(cfg.draft_warp)
+    own = "" if draft == target else f" (draft: {draft})"
     return (
-        f"{printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, temperature {cfg.warp.temperature}"
-        f"{draft}{filters}, up to {cfg.max_new_tokens} tokens"
+        f"{printable(f'{cfg.pair.name}: {cfg.dataset.name}')}, {target}{own},"
+        f" up to {cfg.max_new_tokens} tokens"
     )
+
+
+def _said(warp: Mapping[str, Any]) -> str:
+    """Return a warp in words: its temperature, and what it does besides."""
+    nothing = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+    others = {
+        name: value
+        for name, value in warp.items()
+        if name not in ("_target_", "temperature") and value and value != nothing.get(name)
+    }
+    parts = {"temperature": warp["temperature"], **others}
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in parts.items())
 
 
 def hardware(facts: Mapping[str, Any]) -> str:

@@ -44,7 +44,8 @@ from decoding.engines.batched import Asked, BatchedEngine, Decoder
 from decoding.engines.request import Ends, Prompt
 from decoding.engines.serial import SerialEngine
 from decoding.interfaces import DraftStructure, StopRule, Verifier
-from decoding.sampling import Processed, Sampler, Warp
+from decoding.processors import Processed
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.confidence import Confidence
 from decoding.structures.chain import Chain
 from decoding.trace import Trace

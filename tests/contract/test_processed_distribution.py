@@ -30,7 +30,8 @@ from transformers.generation.logits_process import (
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
 from decoding.engines.serial import SerialEngine
-from decoding.sampling import Processed, Sampler, Warp
+from decoding.processors import Processed
+from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
@@ -65,7 +66,7 @@ def processors() -> dict[str, list[LogitsProcessor]]:
         "repetition": [RepetitionPenaltyLogitsProcessor(1.6)],
         "n-grams": [NoRepeatNGramLogitsProcessor(3)],
         "bad words": [NoBadWordsLogitsProcessor([[0, 1], [2, 2]], eos_token_id=None)],
-        "bias": [SequenceBiasLogitsProcessor({(1,): 0.8, (0, 2): -1.5, (2, 1): 2.0})],
+        "bias": [SequenceBiasLogitsProcessor([[[1], 0.8], [[0, 2], -1.5], [[2, 1], 2.0]])],
         "least length": [MinLengthLogitsProcessor(LENGTH + 2, EOS)],
         "least new": [MinNewTokensLengthLogitsProcessor(LENGTH, 2, EOS)],
         "decay": [ExponentialDecayLengthPenalty((0, 1.4), EOS, LENGTH)],
@@ -77,7 +78,7 @@ def processors() -> dict[str, list[LogitsProcessor]]:
         "eta": [EtaLogitsWarper(0.3)],
         "several": [
             RepetitionPenaltyLogitsProcessor(1.3),
-            SequenceBiasLogitsProcessor({(1, 0): 1.0}),
+            SequenceBiasLogitsProcessor([[[1, 0], 1.0]]),
             TemperatureLogitsWarper(0.7),
             MinPLogitsWarper(0.2),
         ],
