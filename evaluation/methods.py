@@ -395,6 +395,7 @@ def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[
     for file, key in sorted(files.items()):
         batched = OmegaConf.select(cfg, f"{key.rpartition('.')[0]}._target_") == SHARED
         table = read_batch_cost(file, key) if batched else read_cost(file, key)
+        remedy = MEASURE.replace(" cost=", " batch_cost=") if batched else MEASURE
         measured, here = table.pair or {}, pair_identity(pair)
         other = [
             each
@@ -404,17 +405,17 @@ def check_costs(cfg: DictConfig, pair: ModelPair, names: Sequence[str]) -> list[
         if other:
             raise UserError(
                 f"{key}: {file} was measured with another"
-                f" {' and '.join(other)}. Measure this pair's: {MEASURE}"
+                f" {' and '.join(other)}. Measure this pair's: {remedy}"
             )
         try:
             facts = table.measured_on
             there = other_machine(facts, setup_facts(pair)) if facts else None
         except KeyError as error:
             raise UserError(
-                f"{key}: {file} does not say with which {error.args[0]}. Measure anew: {MEASURE}"
+                f"{key}: {file} does not say with which {error.args[0]}. Measure anew: {remedy}"
             ) from error
         if there:
             warnings.append(
-                f"warning: {file} was measured on another machine: {there}. Measure anew: {MEASURE}"
+                f"warning: {file} was measured on another machine: {there}. Measure anew: {remedy}"
             )
     return warnings

@@ -39,6 +39,7 @@ from evaluation.table import markdown, ratio_of, with_interval
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD, Estimate
+from runtime.job import as_called
 from runtime.json_files import write_checksummed
 from runtime.text import printable
 from runtime.tracking import tracked
@@ -86,6 +87,10 @@ def serve(cfg: DictConfig) -> None:
     refuse_foreign(out, MARKER)
     pair = load_pair(Pair.of(cfg.pair))
     names = list(dict.fromkeys([cfg.against, *cfg.methods]))
+    for name in names:
+        methods.check_checkpoints(cfg, pair, name, methods.checkpoint_configs(cfg, name))
+    for warning in methods.check_costs(cfg, pair, names):
+        print(as_called(warning))
     compared = {name: Method(name, methods.configured(cfg, name)) for name in names}
     for method in compared.values():
         if "requests" in method.settings.engine:
