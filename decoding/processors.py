@@ -32,8 +32,8 @@ class Processed(Warp):
 
     def probs(self, logits: Tensor) -> Tensor:
         raise UserError(
-            "warp: its processors read the text, which is known to engine=serial and"
-            " engine=autoregressive alone. Take one of them, or leave the processors away"
+            "warp: its processors read the text, which is not known here. Leave them away, such as"
+            " penalties and min_p"
         )
 
     def to_dict(self) -> dict[str, Any]:

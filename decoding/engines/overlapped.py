@@ -3,7 +3,9 @@ form, and PEARL."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -135,7 +137,7 @@ class _Session:
         self.layers = engine.classes.target_layers
         self.drafter = Drafter(
             self.draft,
-            engine.draft_warp,
+            deepcopy(engine.draft_warp),  # its processors may be asked while the target's are
             engine.branch_rule,
             engine.classes.confidence,
             engine.branching,
@@ -174,7 +176,8 @@ class _Session:
         both(forward, spawned)
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
-            p = WarpedRows(output.logits, engine.warp)
+            text = partial(pending.chain().text, context.committed)
+            p = WarpedRows(output.logits, engine.warp, text)
             outcome = self._verify(pending, branches, p)
         branched = outcome.branch is not None
         tested = outcome.accepted < pending.length or bool(branches.paths)

@@ -28,15 +28,13 @@ from transformers.generation.logits_process import (
 )
 
 from decoding.engines.autoregressive import AutoregressiveEngine
-from decoding.engines.overlapped import OverlappedEngine
+from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.serial import SerialEngine
 from decoding.processors import Processed
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
-from decoding.structures.branch_point import BranchPoint
 from decoding.structures.chain import Chain
 from decoding.verification import WarpedRows
-from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
 from runtime.errors import UserError
 from tests.contract.covering import covering, crossed
@@ -54,6 +52,7 @@ from tests.contract.engines import (
     toy_pair,
 )
 from tests.contract.enumeration import largest_error
+from tests.contract.overlaps import PEARL, POLICIES, PRIOR, Policy, named
 
 EOS, LENGTH = 2, len(PROMPT)
 
@@ -94,7 +93,7 @@ def processors() -> dict[str, list[LogitsProcessor]]:
         lambda case, name, both: (rule_of(case), both),
     ),
 )
-@pytest.mark.few(24, rest="slow")
+@pytest.mark.few(24)
 def test_engine_distribution_of_processed_logits(
     case: Case, name: str, both: bool, tmp_path: Path
 ) -> None:
@@ -115,7 +114,7 @@ def test_processors_change_the_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", covering(THREE_WORDS, structure_of, rule_of))
-@pytest.mark.few(6, rest="slow")
+@pytest.mark.few(6)
 def test_a_greedy_target_of_processed_logits(case: Case, tmp_path: Path) -> None:
     pair, length = toy_pair(3, 5), case.size.length
     warp = Processed(0.0, processors=processors()["several"])
@@ -159,10 +158,28 @@ def test_a_text_after_which_everything_is_banned_is_named() -> None:
 
 
 def test_where_the_text_is_not_known_processors_are_refused() -> None:
-    parts = BranchPoint(2, 2), Never(), TokenVerifier(), RrswVerifier()
     warp = Processed(processors=processors()["repetition"])
-    decoder = OverlappedEngine(toy_pair(3, 5), *parts, warp, OFF, overlap=False)
-    with pytest.raises(UserError, match=r"^warp: its processors read the text.*engine=serial"):
-        decoder.decode(PROMPT, 3, Sampler.seeded(0))
-    with pytest.raises(UserError, match=r"^warp: its processors read the text"):
+    with pytest.raises(UserError, match=r"^warp: its processors read the text, which is not known"):
         warp.probs(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "both"),
+    covering(
+        crossed(named(POLICIES + PRIOR + PEARL), list(processors()), [True, False]),
+        lambda policy, name, both: (policy.chain_rule, policy.branch_rule, name),
+        lambda policy, name, both: (policy.outcome, policy.confidence, both),
+        lambda policy, name, both: (policy.pre_verify, policy.a_priori, both),
+    ),
+)
+@pytest.mark.few(8)
+def test_overlapped_distribution_of_processed_logits(policy: Policy, name: str, both: bool) -> None:
+    warp = Processed(processors=processors()[name])
+    draft_warp = warp if both else OFF
+    checked(policy.engine(toy_pair(3, 5), warp, draft_warp, frozenset({EOS})), 2)
+
+
+@pytest.mark.parametrize("name", ["repetition", "several"])
+def test_lookahead_of_processed_logits(name: str) -> None:
+    warp = Processed(processors=processors()[name])
+    checked(LookaheadEngine(toy_pair(3, 5), 3, 3, 2, True, warp), 4)
