@@ -60,7 +60,7 @@ def fitted(
             size = bisect_right(range(1, size), room, key=tokens)
             while size and tokens(size) > room:  # a longer text may have fewer tokens
                 size -= 1
-            cut = replace(prompt, text=prompt.text[:size], whole=prompt.text)
+            cut = replace(prompt, text=prompt.text[:size], whole=prompt.whole or prompt.text)
             kept += [cut] if size else []
         counts["cut" if what == "cut" and size else "skip"] += 1
     if not kept:
@@ -201,5 +201,7 @@ def identifying(prompt: Prompt) -> str:
 
 
 def repeats(prompts: Sequence[Prompt]) -> int:
-    """Return how many prompts have the `identifying` text of one before them."""
-    return len(prompts) - len({identifying(prompt) for prompt in prompts})
+    """Return how many prompts have the `identifying` text of one before them, in a conversation as
+    the turn that one is."""
+    turns = {(identifying(prompt), len(prompt.earlier)) for prompt in prompts}
+    return len(prompts) - len(turns)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data_gen.prompts.conversation import FIELDS, Message, asked
 from runtime.errors import UserError
 from runtime.json_lines import is_text, read_objects
 
@@ -26,7 +27,8 @@ class Prompt:
     ``parts``: the template takes content only as a list. ``rendering``: a hash of the text rendered
     at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`). ``too_long``: what
     becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`).
-    ``whole``: the text before it was cut, by which it is split; "" if it was not."""
+    ``whole``: the text by which it is split, where that is not its own: that before it was cut, or
+    the first turn of its conversation. ``earlier``: the messages of its conversation before it."""
 
     id: str
     dataset: str
@@ -40,6 +42,7 @@ class Prompt:
     rendering: str = ""
     too_long: str = "error"
     whole: str = ""
+    earlier: Sequence[Message] = field(default=(), hash=False)
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -100,17 +103,36 @@ def prompts_from_rows(
     too_long: str,
 ) -> list[Prompt]:
     """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
-    used when present. rows: location in words, number and content of each. Raises UserError naming
-    the row."""
+    used when present. Where a row has a conversation there, or under one of `FIELDS` instead, each
+    turn of its user is a prompt, whose id ends in its number if there are several. rows: location
+    in words, number and content of each. Raises UserError naming the row."""
     key, prompts = "dataset.field", list[Prompt]()
     for where, number, row in rows:
         names = str(row.get("id", f"{name}-{number}")), str(row.get("dataset", name))
         about = (*names, str(row.get("category", "")))
-        text = text_of(row, field, key, where)
-        further: Any = {"template": template or {}, "too_long": too_long}
-        prompts.append(Prompt(*about, text, chat=chat, **further))
+        further: Any = {"template": template or {}, "too_long": too_long, "chat": chat}
         for part in about:
             refuse_half_characters(part, key, where)
+        held = next((each for each in (field, *FIELDS) if isinstance(row.get(each), list)), None)
+        if held is None or isinstance(row.get(field), str):
+            prompts.append(Prompt(*about, text_of(row, field, key, where), **further))
+            continue
+        if not chat:
+            raise UserError(
+                f"{key}: {where} has a conversation, which the chat template renders. Set"
+                " dataset.chat=true"
+            )
+        if row.get("tools"):
+            raise UserError(
+                f"{key}: {where} has tools, which templates are not given yet. Leave them away"
+            )
+        found = list(asked(row[held], key, where))
+        for turn, (earlier, text) in enumerate(found, 1):
+            refuse_half_characters(f"{earlier} {text}", key, where)
+            called = about[0] if len(found) == 1 else f"{about[0]}#{turn}"
+            whole = found[0][1] if turn > 1 else ""
+            own = Prompt(called, *about[1:], text, whole=whole, earlier=earlier, **further)
+            prompts.append(own)
     return select(prompts, limit)
 
 

@@ -106,9 +106,12 @@ def as_asked(
 
 
 def _shows(text: str, prompt: Prompt) -> bool:
-    """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim.
-    A list printed as Python or JSON does not count."""
+    """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim,
+    and what system and user have said before. A list printed as Python or JSON does not count."""
     content, shown = (" ".join(one.split()) for one in (_content(prompt), text))
+    said = [each["content"] for each in prompt.earlier if each["role"] in ("system", "user")]
+    if not all(" ".join(each.split()) in shown for each in said):
+        return False
     written = f"""["']text["']: ?["']{re.escape(content)}"""
     return content in shown and not (prompt.parts and re.search(written, shown))
 
@@ -154,9 +157,10 @@ def _stopped_clock(moment: str) -> Iterator[list[str]]:
 
 def turns(prompt: Prompt) -> list[dict[str, Any]]:
     """Return the chat that asks for a response to `prompt`, for chat templates and servers."""
-    content = _content(prompt)
-    whole = [{"type": "text", "text": content}] if prompt.parts else content
-    return [{"role": "user", "content": whole}]
+    chat = [*prompt.earlier, {"role": "user", "content": _content(prompt)}]
+    if not prompt.parts:
+        return [dict(each) for each in chat]
+    return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in chat]
 
 
 def _content(prompt: Prompt) -> str:
