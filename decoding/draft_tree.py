@@ -86,6 +86,11 @@ class DraftStep:
         """Count the draft's forwards of this round so far."""
         return self._tree.forwards
 
+    @property
+    def has_read(self) -> bool:
+        """Return whether the draft model has read the text before this round's."""
+        return self._tree.lm.length > 0
+
     def q(self) -> Tensor:
         """Return the distribution of the next draw, [V]: the warped q."""
         return self._tree.q(self.row)

@@ -73,8 +73,14 @@ class Warp:
         """Return the warp of the token that follows a text [n]: this one, whatever the text."""
         return self
 
-    def to_dict(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
+        """Return temperature, top_k and top_p, for engines that know no more. Raises UserError for
+        a warp that is more than these."""
         return asdict(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything it is, for records."""
+        return self.fields()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

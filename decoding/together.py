@@ -20,14 +20,16 @@ ROWS = -1  # served before any network
 
 
 class _Task(greenlet):
-    pass
+    asking: dict[Any, Any]  # those that run side by side with it
 
 
 def at_once(rows: Tensor, key: Hashable, run: Callable[[Tensor], Any]) -> Any:
     """Return what `run` makes of rows [n, ...]: for each something, in order. Of tasks side by
     side, rows of one key go through the `run` of one of them."""
     here = getcurrent()
-    return here.parent.switch((ROWS, (rows, key, run))) if isinstance(here, _Task) else run(rows)
+    if isinstance(here, _Task) and here in here.asking:
+        return here.parent.switch((ROWS, (rows, key, run)))
+    return run(rows)
 
 
 def brought(x: Tensor) -> list[Any]:
@@ -95,7 +97,9 @@ class Together:
                         more = task is not done
                         if task is None or task is done:
                             break
-                        self._resume(_Task(task), number, ended)
+                        each = _Task(task)
+                        each.asking = self._asking
+                        self._resume(each, number, ended)
                         number += 1
                     if self._asking:
                         self._answer(ended)
@@ -103,7 +107,8 @@ class Together:
                 if not (self._asking or more):
                     return
         finally:
-            left, self._asking = self._asking, {}
+            left, self._asking = self._asking.copy(), self._asking
+            self._asking.clear()
             with torch.inference_mode():  # as above, for they leave theirs
                 for each in left:
                     each.parent = getcurrent()

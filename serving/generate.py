@@ -162,8 +162,8 @@ def speculate(
         stream, rows = asked.stream or streamer, input_ids.cpu()
         requests = [_request(*each, stream, given) for each in zip(rows, prompts, strict=True)]
         paddings = [row[: len(row) - len(own)] for row, own in zip(rows, prompts, strict=True)]
-        warps = [_of_row(warp, number, padding) for number, padding in enumerate(paddings)]
-        apart = isinstance(warp, Processed) and any(map(len, paddings))
+        warps = [_of_row(warp, number, paddings) for number in range(len(rows))]
+        apart = any(each.to_dict() != warps[0].to_dict() for each in warps)
         engines = [
             engine_of(replace(asked, **parts), pair, each, config)
             for each in (warps if apart else warps[:1])
@@ -288,6 +288,7 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
                 " takes those of transformers whose result depends on the text alone. Leave away"
                 " the setting that asks for it"
             )
+    for processor in processors:
         while kinds and type(processor) is not kinds[0]:
             kinds.pop(0)
         name = WARPERS[kinds.pop(0)] if kinds else ""
@@ -301,7 +302,7 @@ def warp_of(config: GenerationConfig, processors: Sequence[Any]) -> Warp:
     return Warp(**warps) if config.do_sample else Warp(temperature=0)
 
 
-def _of_row(warp: Warp, row: int, padding: Tensor) -> Warp:
+def _of_row(warp: Warp, row: int, paddings: Sequence[Tensor]) -> Warp:
     """Return the warp of one row of the batch that processors were made for."""
     if not isinstance(warp, Processed):
         return warp
@@ -309,10 +310,15 @@ def _of_row(warp: Warp, row: int, padding: Tensor) -> Warp:
     for processor in warp.processors:
         lengths = getattr(processor, "prompt_ignore_length", None)
         own.append(processor)
-        if isinstance(lengths, Tensor):  # of the padding of each row
+        if isinstance(lengths, Tensor):  # of each row
+            if len(lengths) != len(paddings):
+                raise UserError(
+                    f"logits_processor: expected prompt_ignore_length of {len(paddings)} prompts,"
+                    f" got {len(lengths)}. Give one each"
+                )
             own[-1] = copy.copy(processor)
             own[-1].prompt_ignore_length = lengths[row : row + 1]
-    return replace(warp, processors=own, before=padding.tolist())
+    return replace(warp, processors=tuple(own), before=tuple(paddings[row].tolist()))
 
 
 def _request(

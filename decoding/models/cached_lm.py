@@ -126,6 +126,7 @@ class CachedLM:
         """Start with an empty cache, and no engine."""
         self._cache, self._clock = self._empty_cache(), Clock(self.device)
         self.length = self.forwards = self._block_start = 0
+        self._recording = True
         self._tree: RowTree | None = None  # of the rows from _block_start on; None: a chain
         self._added: Tensor | None = None  # [1, n, H], to the embeddings of the call
         self.states = torch.zeros(0)
@@ -235,11 +236,11 @@ class CachedLM:
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
         """Keep no hidden states meanwhile: nobody will read them."""
-        layers, self._recorded = self._recorded, None
+        self._recording = False
         try:
             yield
         finally:
-            self._recorded = layers
+            self._recording = True
 
     def recorded(self, rows: list[int] | slice) -> Tensor:
         """Return the states of these cached rows, [n, len(layers) + 1, H]."""
@@ -254,9 +255,10 @@ class CachedLM:
         self.refuse_missing(hidden)
         if self._embedded < self.vocab_size:
             rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
-        scores, states = self.network(rows, cache, [*hidden, *(self._recorded or ())], logits)
+        recorded = self._recorded if self._recording else None
+        scores, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)
         states = [state.to(self.device) for state in states]
-        if self._recorded is None:
+        if recorded is None:
             return scores, states, None
         return scores, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
@@ -282,7 +284,7 @@ class CachedLM:
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
-        if self._recorded is not None:
+        if self._recorded is not None and self._recording:
             places = sent(start + torch.tensor(rows, dtype=torch.long), self.states.device)
             self.states[start : start + len(rows)] = self.states[places]
         self.length = start + len(rows)
@@ -298,7 +300,8 @@ class CachedLM:
 
     def held(self) -> Held:
         """Return a copy of the cache, as `load` takes it."""
-        states = None if self._recorded is None else self.states[: self.length].clone()
+        none = self._recorded is None or not self._recording
+        states = None if none else self.states[: self.length].clone()
         return Held(self._cache.rows(), states)
 
     @property

@@ -156,8 +156,8 @@ class TransformersForward:
             keep = slice(0) if logits == "none" and not spared else int(logits != "all")
         else:
             keep = list(logits)
-            run = slice(keep[0], keep[-1] + 1)
-            keep = run if keep == [*range(run.start, run.stop)] else keep  # no indices to send
+            run = slice(keep[0], keep[-1] + 1) if keep else slice(0)
+            keep = run if keep == [*range(run.start or 0, run.stop)] else keep  # nothing to send
         result = self._model(
             **inputs,
             attention_mask=mask,

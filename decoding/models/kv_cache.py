@@ -48,6 +48,9 @@ class BufferLayer(CacheLayerMixin):
             self._held = None
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_held": None}  # a copy has buffers of its own
+
     def held(self) -> tuple[Kind, list[tuple[int, int, int]]]:
         """Return dtype, batch and kv_heads, and for each sequence the addresses of its keys and
         values, and the capacity."""

@@ -43,13 +43,14 @@ class Budget:
 
     def together(self, asks: Sequence[Any]) -> list[bool]:
         """Return whether each of these requests draws one more. asks: a request's rule, the tokens
-        that it has drawn in this round, and their product of q."""
-        self._time(any(count for _, count, _ in asks))
+        that it has drawn in this round, their product of q, and whether its draft has read the
+        text before them."""
+        self._time(any(count for _, count, *_ in asks))
         requests, drafts = len(self._drafts), list(self._drafts.values())
         tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
         drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
         rows = requests + drawn
-        gains = np.array([self._gain(count, survival) for _, count, survival in asks])
+        gains = np.array([self._gain(count, survival) for _, count, survival, _ in asks])
         order = np.argsort(-gains, kind="stable")
         drafting = forwards * self._cost.draft(requests) + drawn * self._besides
         now = tokens / (self._cost.target(requests, rows) + drafting)
@@ -62,9 +63,12 @@ class Budget:
         best = int(np.argmax(rates)) + 1 if max(rates) > now else 0
         chosen = {int(place) for place in order[:best]}
         for place in chosen:
-            rule, _, survival = asks[place]
+            rule, _, survival, _ = asks[place]
             self._drafts[rule].append(survival)
-        self._last = perf_counter(), best
+        reads = all(asks[place][3] for place in chosen)  # else a prompt is in the time
+        self._last = perf_counter(), best if reads else 0
+        if self._learns and not best:  # to try again, some time
+            self._besides *= 1 - RECENT / 10
         return [place in chosen for place in range(len(asks))]
 
     def _time(self, drawn: bool) -> None:
@@ -134,7 +138,7 @@ class Shared(StopRule):
         if step.count:
             self._survival *= step.drawn_unwarped_q()
             self.predicted.append(self._survival)
-        return not self.ask(self, step.count, self._survival)
+        return not self.ask(self, step.count, self._survival, step.has_read)
 
     def end_round(self, verdict: Verdict) -> None:
         self.budget.end(self, verdict.accepted)

@@ -151,9 +151,10 @@ def not_compiled(engine: GenerateEngine, prompt_ids: Tensor) -> str | None:
 
 def warp_settings(warp: Warp) -> dict[str, Any]:
     """Return a warp as fields of a GenerationConfig (transformers' default is top-k 50)."""
+    fields = warp.fields()
     if warp.temperature == 0:
         return {"do_sample": False}
-    return {"do_sample": True, **warp.to_dict()}
+    return {"do_sample": True, **fields}
 
 
 # Made by configs ----------------------------------------------------------------------------------

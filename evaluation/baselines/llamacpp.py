@@ -120,7 +120,7 @@ class LlamaCppEngine:
     def __init__(self, server: Server, warp: Warp, eos_ids: frozenset[int]) -> None:
         self.server, self.eos_ids = server, eos_ids
         order = ["top_k", "top_p"]
-        self.sampling = {**warp.to_dict(), "min_p": 0.0, "samplers": ["temperature", *order]}
+        self.sampling = {**warp.fields(), "min_p": 0.0, "samplers": ["temperature", *order]}
 
     def decode(self, prompt_ids: Tensor, max_new_tokens: int, sampler: Sampler) -> Trace:
         """Continue `prompt_ids` [n] until EOS or `max_new_tokens`. One number of `sampler` seeds

@@ -56,13 +56,7 @@ class Speculation(Group):
 
 def sampling_of(warp: Warp, eos_ids: frozenset[int], max_tokens: int) -> dict[str, Any]:
     """Return the fields of `SamplingParams` that give the distribution of `warp`."""
-    return {
-        "temperature": warp.temperature,
-        "top_k": warp.top_k,
-        "top_p": warp.top_p,
-        "max_tokens": max_tokens,
-        "stop_token_ids": sorted(eos_ids),
-    }
+    return {**warp.fields(), "max_tokens": max_tokens, "stop_token_ids": sorted(eos_ids)}
 
 
 class VllmEngine:

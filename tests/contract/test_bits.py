@@ -334,6 +334,13 @@ def test_copies(copied: Callable[[Any], Any]) -> None:
     with torch.no_grad():
         lm.model.lm_head.weight.mul_(2)
     equal(chain(other, 45), right)
+    lm.model.lm_head.weight.data.div_(2)
+    lm.reset()
+    lm.forward(TEXT[:20])
+    used = copied(lm)  # in the middle of a text
+    for each in (used, lm):
+        equal((each.forward(TEXT[20:23]).logits,), (right[0][20:23],))
+        equal((each.forward(TEXT[23:25]).logits,), (right[0][23:25],))
     weight = torch.randn(5, 3)
     product = native.Linear(weight)
     x = torch.randn(4, 3)

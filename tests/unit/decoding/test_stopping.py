@@ -18,12 +18,14 @@ from decoding.engines.serial import SerialEngine
 from decoding.interfaces import LMOutput
 from decoding.models.table_lm import TableLM, mixed_table, random_table
 from decoding.sampling import Sampler, Warp
+from decoding.stopping import shared
 from decoding.stopping.adaedl import AdaEDL, entropy
 from decoding.stopping.confidence import Confidence
 from decoding.stopping.confidence_before import ConfidenceBefore
 from decoding.stopping.fixed import Fixed
 from decoding.stopping.hrad import HRADStop
 from decoding.stopping.product import Product
+from decoding.stopping.shared import Shared
 from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.stopping.stop_loss import StopLoss
 from decoding.stopping.value import ValueStop
@@ -36,7 +38,7 @@ from predictors.calibration import Calibration
 from predictors.inputs import Inputs
 from predictors.survival import Survival
 from runtime.errors import UserError
-from tests.contract.engines import toy_pair
+from tests.contract.engines import batch_cost, toy_pair
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.decoding.costs import write_cost
 from tests.helpers.training.checkpoints import columns, write_checkpoint, write_logistic
@@ -379,3 +381,25 @@ def test_only_the_state_at_the_token_costs_a_forward(tmp_path):
     rule.predictor.inputs = Inputs([-1])
     assert rule.policy(replayed).ahead
     assert np.isinf(rule.policy(replayed).reach[..., 0]).all(), "before the first, no look"
+
+
+def test_what_reading_a_prompt_takes_is_no_cost_of_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(shared, "perf_counter", lambda: clock[0])
+    rule = Shared(batch_cost(tmp_path / "costs.json"), learns=True)
+    rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9))
+
+    def asked(count: int, has_read: bool, seconds: float) -> bool:
+        found = rule.budget(rule, count, 1.0, has_read)
+        clock[0] += seconds
+        return found
+
+    assert asked(0, False, 99.0) and asked(1, True, 0.05) and asked(2, True, 99.0)
+    assert not asked(3, True, 0.0), "a token that took long is one"
+    rule.end_round(Verdict(3, [1, 1, 1], 2, 3))
+    tries = 0
+    while not asked(0, True, 0.0):
+        tries += 1
+    assert 0 < tries < 999, "it tries again"

@@ -24,9 +24,10 @@ from transformers import (
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     TextIteratorStreamer,
 )
-from transformers.generation import StoppingCriteriaList
+from transformers.generation import StoppingCriteriaList, TopKLogitsWarper
 from transformers.generation.streamers import TextStreamer
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -192,6 +193,29 @@ def test_processed_rows_are_what_generate_says(name, models):
             given = {"inputs": ids, "attention_mask": seen, "pad_token_id": EOS, **asked}
             for parts in ({}, TREE, {"draft_warp": Warp(0.7)}):
                 assert torch.equal(ours(*models, **given, **parts), plain(models[0], **given))
+
+
+LATER = [
+    {"prefix_allowed_tokens_fn": lambda _, ids: [1]},
+    {"logits_processor": LogitsProcessorList([lambda ids, scores: scores])},
+    {"logits_processor": LogitsProcessorList([type("Own", (TopKLogitsWarper,), {})(3)])},
+]
+
+
+@pytest.mark.parametrize("asked", LATER)
+def test_processors_are_refused_behind_others_too(asked, models):
+    refuses(r"^logits_processor: \w+ is not supp", ours, *models, repetition_penalty=1.2, **asked)
+
+
+def test_lengths_of_rows_are_those_of_each_row(models):
+    ids = torch.tensor([[6, 5, 3, 7, 1], [2, 6, 5, 3, 8]])
+    for lengths in ([0, 5], [5, 0], [3, 3]):
+        penalty = RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=torch.tensor(lengths))
+        asked = {"inputs": ids, "logits_processor": LogitsProcessorList([penalty])}
+        assert torch.equal(ours(*models, **asked), plain(models[0], **asked))
+    penalty = RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=torch.tensor([1, 2, 3]))
+    asked = {"inputs": ids, "logits_processor": LogitsProcessorList([penalty])}
+    refuses("^logits_processor: expected prompt_ignore_length of 2", ours, *models, **asked)
 
 
 @pytest.mark.slow
