@@ -119,7 +119,8 @@ class StopRule(Protocol):
         (negative, -1: what the output layer reads), in the order it gets them; nothing else is kept
     stops_never: whether it leaves the length of a draft to the structure
     caution: warning for use without tuning, "" for none
-    abstains: whether it may draft nothing in a whole request
+    abstains: whether it may draft nothing in a whole request; the draft then reads the prompt when
+        it is first run, in the time of a round
     predicted: the numbers that the rule computed this round, one per decision, for the trace
     """
 
