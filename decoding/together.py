@@ -87,7 +87,7 @@ class Together:
         once, and the next begins where one ends. None among them: at this step no other task is
         there yet. Raises what one of them raises, and ends them all."""
         assert not self._asking, "one run at a time"
-        waiting, number, more, done = iter(tasks), 0, True, object()
+        waiting, number, more, done = iter(tasks), 0, most > 0, object()
         try:
             while True:
                 ended = list[tuple[int, T]]()

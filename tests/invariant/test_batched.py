@@ -23,6 +23,7 @@ from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.sources import Sources
+from decoding.together import Together
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
@@ -137,3 +138,8 @@ def test_who_stops_listening_leaves_nothing_behind(pair: ModelPair) -> None:
 def test_engines_of_other_kinds_are_refused(pair: ModelPair) -> None:
     with pytest.raises(UserError, match="batch: expected an engine that drafts and verifies in"):
         BatchedEngine(LookaheadEngine(pair, 2, 2, 2, False, WARP), 2)
+
+
+def test_a_run_of_nothing_ends(pair: ModelPair) -> None:
+    assert list(BatchedEngine(AutoregressiveEngine(pair, WARP), 3).decode([])) == []
+    assert list(Together(None).run([], 0)) == []
