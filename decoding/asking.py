@@ -28,8 +28,7 @@ def ask(predictor: Predictor, context: RoundContext, drawn: DrawnToken | None = 
 
     Its head runs on the draft's device if it reads hidden states; states on another device are
     moved there, and only its logits are sent to the host; requests that are decoded at once ask
-    together. A predictor that reads numbers alone, or
-    has no weights, runs on the host."""
+    together. A predictor that reads numbers alone, or has no weights, runs on the host."""
     head: nn.Module | None = getattr(predictor, "head", None)
     states = any(name not in FIXED for name in predictor.inputs.names)
     here = context.device.type == "cpu" or not states or head is None

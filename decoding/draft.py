@@ -58,11 +58,7 @@ class Draft:
     def rows_to(self, row: int, kept: int | None = None) -> list[int]:
         """Return the rows from the root's child to `row`; none for the root. kept: at most so many,
         if the response has ended before `row`."""
-        rows = list[int]()
-        while row > 0:
-            rows.append(row)
-            row = self.parent[row - 1]
-        return rows[::-1][:kept]
+        return path_to(self.parent, row)[:kept]
 
     def path(self, row: int) -> list[int]:
         """Return the drafted tokens below the root up to `row`, included."""
@@ -184,6 +180,15 @@ class RoundContext:
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return [count] zeros, a view that expands one number."""
     return torch.zeros(1, dtype=dtype, device=device).expand(count)
+
+
+def path_to(parents: Sequence[int], row: int) -> list[int]:
+    """Return the rows of a tree from the root's child to `row`. parents: of rows 1, 2, ..."""
+    rows = list[int]()
+    while row > 0:
+        rows.append(row)
+        row = parents[row - 1]
+    return rows[::-1]
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.draft import Draft, Placed, PointMass, RoundContext, depth_first, zeros
+from decoding.draft import Draft, Placed, PointMass, RoundContext, depth_first, path_to, zeros
 from decoding.interfaces import LM, LMOutput, StopRule
 from decoding.picking import Draw, pool_of
 from decoding.sampling import Sampler, SiblingSampler, Warp, iid
@@ -47,11 +47,7 @@ class DrawnToken:
     def path_q(self) -> list[float]:
         """Return the draft's probabilities at temperature 1, unfiltered, of the tokens up to this
         one, the first of the draft first: never a forward."""
-        path, row = list[float](), self._row
-        while row > 0:
-            path.append(self._tree.drawn_unwarped(row))
-            row = self._tree.parent[row - 1]
-        return path[::-1]
+        return [self._tree.drawn_unwarped(row) for row in path_to(self._tree.parent, self._row)]
 
     def q_stats(self) -> Sequence[float]:
         """Return `DraftTree.q_stats` of it: never a forward."""
@@ -250,11 +246,8 @@ class DraftTree:
 
     def _text(self, row: int) -> Tensor:
         """Return the text [n] that ends at `row`."""
-        path = list[int]()
-        while row > 0:
-            path.append(self.token[row - 1])
-            row = self.parent[row - 1]
-        return torch.cat([self.context.committed, torch.tensor(path[::-1], dtype=torch.long)])
+        path = [self.token[each - 1] for each in path_to(self.parent, row)]
+        return torch.cat([self.context.committed, torch.tensor(path, dtype=torch.long)])
 
     def set_q(self, row: int, q: Tensor) -> None:
         """Let children of `row` be drawn from `q` [V], which does not come from the draft model."""

@@ -12,7 +12,7 @@ from transformers.generation import logits_process as of_transformers
 from decoding.sampling import Warp, at_least_float32
 from decoding.together import sent
 from runtime.errors import UserError
-from runtime.settings.kinds import Field, Probability, Size, Temperature, TopP
+from runtime.settings.kinds import Field, Probability, Says, Size, Temperature, TopP
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,14 @@ def processed(  # noqa: PLR0913
         float, Field(gt=0), "what logits of tokens of the text are divided by, if positive"
     ] = 1.0,
     no_repeat_ngram_size: Annotated[Size, "n-grams of the text do not come again; 0: they do"] = 0,
-    banned: Annotated[Sequence[int], "tokens that are never said"] = (),
-    bias: Annotated[Mapping[int, float] | None, "what is added to the logits of tokens"] = None,
+    banned: Annotated[
+        Sequence[int], Says("token ids, such as [3, 7]"), "tokens that are never said"
+    ] = (),
+    bias: Annotated[
+        Mapping[int, float] | None,
+        Says("numbers by token id, such as {5: -2.0}, or null"),
+        "what is added to the logits of tokens",
+    ] = None,
     min_p: Annotated[Probability, "share of the largest probability that tokens need"] = 0.0,
     typical_p: Annotated[TopP, "share of the probability that typical tokens have; 1: all"] = 1.0,
 ) -> Warp:

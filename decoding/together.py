@@ -107,7 +107,7 @@ class Together:
                 if not (self._asking or more):
                     return
         finally:
-            left, self._asking = self._asking.copy(), self._asking
+            left = list(self._asking)
             self._asking.clear()
             with torch.inference_mode():  # as above, for they leave theirs
                 for each in left:

@@ -12,14 +12,14 @@ ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "as
 Message = Mapping[str, Any]
 
 
-def asked(value: Any, key: str, where: str) -> Iterator[tuple[list[Message], str]]:
+def asked(conversation: Sequence[Any], key: str, where: str) -> Iterator[tuple[list[Message], str]]:
     """Yield each turn of the user that a response may follow: the messages before it, with the
     answers that are given, and its text.
 
     Raises UserError naming the config `key` and `where` the row is: for what is no conversation,
-    for content that is no text, and for a turn whose answer to the one before is not given."""
+    for content that is no text, and for two turns without an answer between them."""
     messages = [
-        _message(each, key, f"{where}, message {n}") for n, each in enumerate(_list(value), 1)
+        _message(each, key, f"{where}, message {n}") for n, each in enumerate(conversation, 1)
     ]
     if not any(message["role"] == "user" for message in messages):
         raise UserError(f"{key}: {where} has no turn of a user. Leave it out")
@@ -33,10 +33,6 @@ def asked(value: Any, key: str, where: str) -> Iterator[tuple[list[Message], str
                 " assistant's, or a row for each"
             )
         yield before, message["content"]
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _message(value: Any, key: str, where: str) -> Message:

@@ -109,7 +109,7 @@ def _shows(text: str, prompt: Prompt) -> bool:
     """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim,
     and what system and user have said before. A list printed as Python or JSON does not count."""
     content, shown = (" ".join(one.split()) for one in (_content(prompt), text))
-    said = [each["content"] for each in prompt.earlier if each["role"] in ("system", "user")]
+    said = [x["content"] for x in prompt.earlier if x["role"] in ("system", "developer", "user")]
     if not all(" ".join(each.split()) in shown for each in said):
         return False
     written = f"""["']text["']: ?["']{re.escape(content)}"""

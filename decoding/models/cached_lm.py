@@ -242,6 +242,11 @@ class CachedLM:
         finally:
             self._recording = True
 
+    @property
+    def _kept(self) -> list[int] | None:
+        """Return the layers whose hidden states are kept now."""
+        return self._recorded if self._recording else None
+
     def recorded(self, rows: list[int] | slice) -> Tensor:
         """Return the states of these cached rows, [n, len(layers) + 1, H]."""
         return self.states[rows]
@@ -255,10 +260,10 @@ class CachedLM:
         self.refuse_missing(hidden)
         if self._embedded < self.vocab_size:
             rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
-        recorded = self._recorded if self._recording else None
-        scores, states = self.network(rows, cache, [*hidden, *(recorded or ())], logits)
+        recorded = self._kept or ()
+        scores, states = self.network(rows, cache, [*hidden, *recorded], logits)
         states = [state.to(self.device) for state in states]
-        if recorded is None:
+        if not recorded:
             return scores, states, None
         return scores, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
 
@@ -284,7 +289,7 @@ class CachedLM:
         if rows == list(range(len(rows))):
             return self.crop(start + len(rows))
         self._cache.keep(start, rows)
-        if self._recorded is not None and self._recording:
+        if self._kept is not None:
             places = sent(start + torch.tensor(rows, dtype=torch.long), self.states.device)
             self.states[start : start + len(rows)] = self.states[places]
         self.length = start + len(rows)
@@ -300,8 +305,7 @@ class CachedLM:
 
     def held(self) -> Held:
         """Return a copy of the cache, as `load` takes it."""
-        none = self._recorded is None or not self._recording
-        states = None if none else self.states[: self.length].clone()
+        states = None if self._kept is None else self.states[: self.length].clone()
         return Held(self._cache.rows(), states)
 
     @property

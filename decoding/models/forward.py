@@ -155,9 +155,9 @@ class TransformersForward:
         if isinstance(logits, str):
             keep = slice(0) if logits == "none" and not spared else int(logits != "all")
         else:
-            keep = list(logits)
-            run = slice(keep[0], keep[-1] + 1) if keep else slice(0)
-            keep = run if keep == [*range(run.start or 0, run.stop)] else keep  # nothing to send
+            first, count = next(iter(logits), 0), len(logits)
+            run = slice(first, first + count)  # if they are one, there is nothing to send
+            keep = run if list(logits) == [*range(first, first + count)] else list(logits)
         result = self._model(
             **inputs,
             attention_mask=mask,

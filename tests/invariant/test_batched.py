@@ -23,7 +23,7 @@ from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
 from decoding.structures.dyspec import DySpecHeap
 from decoding.structures.sources import Sources
-from decoding.together import Together
+from decoding.together import Together, at_once
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
@@ -143,3 +143,24 @@ def test_engines_of_other_kinds_are_refused(pair: ModelPair) -> None:
 def test_a_run_of_nothing_ends(pair: ModelPair) -> None:
     assert list(BatchedEngine(AutoregressiveEngine(pair, WARP), 3).decode([])) == []
     assert list(Together(None).run([], 0)) == []
+
+
+def test_what_a_task_asks_while_it_is_ended_it_gets_alone() -> None:
+    asked = list[object]()
+
+    def ask() -> None:
+        asked.append(at_once(torch.ones(1), "numbers", torch.Tensor.tolist))
+
+    def task() -> None:
+        try:
+            together.joined(0)()
+        finally:
+            ask()
+
+    def broken() -> None:
+        raise UserError("broken")
+
+    together = Together(lambda: broken())
+    with pytest.raises(UserError, match="broken"):
+        list(together.run([task, task], 2))
+    assert asked == [[1.0], [1.0]]

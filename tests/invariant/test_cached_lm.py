@@ -27,7 +27,7 @@ from tests.helpers.models.cached import (
     random_tokens,
     without_cache,
 )
-from tests.helpers.models.tiny_pair import tiny_models
+from tests.helpers.models.tiny_pair import tiny_models, tiny_pair
 from tests.invariant.test_pretend_device import decode as decoded
 
 
@@ -194,3 +194,14 @@ def test_a_decode_on_a_device_allocates_once_and_the_next_nothing() -> None:
         decoded(engine)
         after = [layer.keys for layer in pair.target._cache.layers]
         assert all(a is b for a, b in zip(after, buffers, strict=True))
+
+
+def test_a_model_made_while_nothing_is_recorded_records() -> None:
+    lm = tiny_pair().target
+    lm.record([0])
+    with lm.unrecorded():
+        lm.forward(torch.tensor([1, 2]))
+        other = lm.fresh()
+    assert not len(lm.states)
+    other.forward(torch.tensor([1, 2]))
+    assert len(other.recorded(slice(0, 2))) == 2
