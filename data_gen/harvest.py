@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from data_gen.answers import Answer, read_answers, teacher_forced_answers, unifo
 from data_gen.columns import may_merge
 from data_gen.prompts import Prompt
 from data_gen.records import Row, label
-from data_gen.requests import SPLIT_BY, Request, make_requests
+from data_gen.requests import SPLIT_BY, Request, following, make_requests
 from data_gen.responses.external import ExternalResponse, with_responses
 from data_gen.room import Room, joined, room_of
 from data_gen.settings import HarvestSettings
@@ -156,16 +156,23 @@ def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
 
 def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> dict[str, Any]:
     """Return everything the shards depend on. Two harvests with equal plans may share a folder."""
-    prompts = [(r.prompt_id, r.dataset, r.split, r.tokens.tolist()) for r in requests]
+    asked = [(r, r.prompt and r.prompt.then) for r in requests]
+    prompts = [
+        (r.prompt_id, r.dataset, r.split, r.tokens.tolist(), *([then] if then else []))
+        for r, then in asked
+    ]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
-    dates = sorted({request.date for request in requests if request.date})
+    dates = sorted({r.prompt.date for r in requests if r.prompt and r.prompt.date})
+    splits = [request.split for request in requests for _ in request.ids]
+    counts = {"count": len(splits)}
+    counts |= {"conversations": len(requests)} if len(splits) > len(requests) else {}
     return {
         "pair": pair_identity(pair),
         "dtypes": dtypes(pair),
-        "prompts": {"count": len(requests), "sha256": _sha256(prompts)},
+        "prompts": {**counts, "sha256": _sha256(prompts)},
         "responses": _sha256(given) if given else "generated",
         **({DATES: dates} if dates else {}),
-        **settings_of([request.split for request in requests], settings),
+        **settings_of(splits, settings),
     }
 
 
@@ -194,12 +201,13 @@ def label_chunk(
     progress: Progress,
     room: Room | None = None,
 ) -> dict[str, list[Row]]:
-    """Answer and label the prompts of one chunk. Returns its records by kind, one per prompt."""
-    room = room or room_of(pair, chunk, settings)
+    """Answer and label the prompts of one chunk. Returns its records by kind, one per prompt, the
+    later turns of conversations behind all first ones."""
+    room, asked = room or room_of(pair, chunk, settings), list(chunk)
     records: dict[int, dict[str, Row]] = {}
-    answers = answers_of(pair, chunk, settings, progress.sampled)
+    answers = answers_of(pair, asked, settings, progress.sampled)
     for group in joined(pair, answers, settings, room):
-        requests = [chunk[answer.index] for answer in group]
+        requests = [asked[answer.index] for answer in group]
         rows = label(pair, requests, group, settings, room)
         for answer, row in zip(group, rows, strict=True):
             records[answer.index] = row
@@ -209,19 +217,31 @@ def label_chunk(
 
 def answers_of(
     pair: ModelPair,
-    chunk: Sequence[Request],
+    asked: list[Request],
     settings: HarvestSettings,
     advance: Callable[[int], object],
 ) -> Iterator[Answer]:
-    """Answer the prompts of a chunk, or read the responses that came with them."""
-    prompts, uniform = [request.tokens for request in chunk], draws(chunk, settings)
-    given = [request.response for request in chunk if request.response is not None]
-    if not given:
-        yield from read_answers(pair, prompts, uniform, settings, advance)
-        return
-    for answer in teacher_forced_answers(pair, prompts, given, uniform, settings):
-        advance(len(answer.distributions.response))
-        yield answer
+    """Answer the prompts of a chunk, or read the responses that came with them. asked: grows by the
+    next turns of conversations, which are asked when all have been answered."""
+    start = 0
+    while wave := asked[start:]:
+        prompts, uniform = [request.tokens for request in wave], draws(wave, settings)
+        given = [request.response for request in wave if request.response is not None]
+        later = dict[int, Request]()
+        if not given:
+            answers = read_answers(pair, prompts, uniform, settings, advance)
+        else:
+            answers = teacher_forced_answers(pair, prompts, given, uniform, settings)
+        for answer in answers:
+            response = answer.distributions.response.tolist()
+            if given:
+                advance(len(response))
+            room = settings.max_new_tokens + settings.gamma
+            if after := following(wave[answer.index], response, pair, room):
+                later[answer.index] = after
+            yield replace(answer, index=start + answer.index)
+        start = len(asked)
+        asked += [request for _, request in sorted(later.items())]
 
 
 def draws(chunk: Sequence[Request], settings: HarvestSettings) -> Tensor:

@@ -26,15 +26,22 @@ SPLIT_BY = "text"  # prompts are split by their text; plans record it
 class Request:
     """A prompt ready for the models, to be harvested or decoded. tokens: [P] int64, at least 2 of
     them for a harvest; split: "train", "calibration" or "test", or "all" if no split was asked for;
-    response: [T >= 1] int64, the target's external response (`data_gen.responses`), or None; date:
-    that of the prompt."""
+    response: [T >= 1] int64, the target's external response (`data_gen.responses`), or None;
+    prompt: what it was made from; longest: most tokens of its conversation before the last
+    response, as far as can be told."""
 
     prompt_id: str
     dataset: str
     tokens: Tensor
     split: str
     response: Tensor | None = None
-    date: str | None = None
+    prompt: Prompt | None = None
+    longest: int = 0
+
+    @property
+    def ids(self) -> list[str]:
+        """Return its id and those of the turns that follow the target's answers."""
+        return [self.prompt_id] if self.prompt is None else self.prompt.ids
 
 
 def fitted(
@@ -91,8 +98,49 @@ def make_requests(
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
             )
-        requests.append(Request(prompt.id, prompt.dataset, tokens, split, date=prompt.date))
+        longest = len(tokens) if not prompt.then else reach(prompt, pair.tokenizer, new_tokens)
+        if longest > context - new_tokens and prompt.too_long == "error":
+            raise UserError(
+                f"pair.max_length: the conversation {prompt.id} may come to"
+                f" {longest + new_tokens} tokens with the target's answers, {context} fit. Raise"
+                " it, ask for shorter responses, or set dataset.too_long=skip: it then ends before"
+                " the turn that does not fit"
+            )
+        longest = min(longest, context - new_tokens)
+        requests.append(
+            Request(prompt.id, prompt.dataset, tokens, split, prompt=prompt, longest=longest)
+        )
     return requests
+
+
+def reach(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, answer: int) -> int:
+    """Return the tokens of the last turn of a conversation, if each of the target's answers has
+    `answer` tokens."""
+    last, count = prompt, len(prompt.then)
+    while (after := last.answered("a")) is not None:
+        last = after
+    return len(prompt_ids(last, tokenizer, sys.maxsize)) + count * answer
+
+
+def following(
+    request: Request, response: Sequence[int], pair: ModelPair, new_tokens: int
+) -> Request | None:
+    """Return the request for the next turn of a conversation, after the target's `response`; None
+    after the last, and where it leaves no room for `new_tokens`."""
+    if request.prompt is None or not request.prompt.then:
+        return None
+    prompt = request.prompt.answered(said(response, pair))
+    assert prompt is not None
+    tokens = prompt_ids(prompt, pair.tokenizer, sys.maxsize)
+    if len(tokens) > min(pair.target.max_length, pair.draft.max_length) - new_tokens:
+        return None
+    return replace(request, prompt_id=prompt.id, tokens=tokens, prompt=prompt)
+
+
+def said(response: Sequence[int], pair: ModelPair) -> str:
+    """Return the text of a response, as it stands in the conversation afterwards."""
+    ids = [token for token in response if token not in pair.eos_ids]
+    return str(pair.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def requests_of_split(
@@ -117,7 +165,13 @@ def requests_of_split(
         splits = split_prompts(prompts, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]
     return [
-        Request(prompt.id, prompt.dataset, fitting(prompt, pair, new_tokens, drafted), split)
+        Request(
+            prompt.id,
+            prompt.dataset,
+            fitting(prompt, pair, new_tokens, drafted),
+            split,
+            prompt=prompt,
+        )
         for prompt in select(prompts, limit)
     ]
 

@@ -47,7 +47,7 @@ def room_of(pair: ModelPair, requests: Sequence[Request], settings: HarvestSetti
     device, longest = pair.target.device, 0
     best = ON_A_CORE if device.type == "cpu" else ON_A_DEVICE
     if requests:
-        longest = max(len(request.tokens) for request in requests) + settings.max_new_tokens
+        longest = max(max(len(r.tokens), r.longest) for r in requests) + settings.max_new_tokens
     for lm in (pair.target, pair.draft):  # the bytes of a row are known once there is one
         lm.reset()
         lm.forward(torch.zeros(1, dtype=torch.int64), logits="none")

@@ -79,10 +79,12 @@ def finish(
     responses: Any,
     repeated: int = 0,
     too_long: Mapping[str, int] | None = None,
+    template: Any = None,
 ) -> Harvest:
     """Write the manifest, which makes the folder a dataset, and return that. whole: the plan;
     given_tokens: of external responses; responses: the setting of their source; repeated: number of
-    prompts with the text of an earlier one; too_long: of those that were left out and cut."""
+    prompts with the text of an earlier one; too_long: of those that were left out and cut;
+    template: the chat template that rendered prompts, if one did."""
     markers = list(chunks.markers_of(out, whole))
     given = [row for marker in markers for row in marker.given]
     left_out = whole["prompts"]["count"] - sum(marker.prompts for marker in markers)
@@ -95,6 +97,7 @@ def finish(
         "responses_from": OmegaConf.to_container(responses),
         "given_tokens": given_tokens,
         **({"left_out": left_out} if left_out else {}),
+        **({"chat_template": template} if template else {}),
         **({"too_long": too_long} if too_long else {}),
         **({"surprisal": surprisal(given)} if given else {}),
         "statistics": statistics(out, len(markers), whole["gamma"]).model_dump(),
@@ -159,7 +162,7 @@ def estimate(maker: Maker, _: None = None) -> Estimate:
     pair, requests, settings = maker.pair, maker.requests, maker.settings
     batches = maker.batches
     batch = spread([request for batch in batches for request in batch], len(batches[0]))
-    chosen = {request.prompt_id for request in spread(batch, 8)}
+    asked, chosen = list(batch), {request.prompt_id for request in spread(batch, 8)}
     tokens, labelled_tokens, labelling = 0, 0, 0.0
     records = list[dict[str, Row]]()
     marks = list[float]()  # times of the start, of the first and of the second token
@@ -170,9 +173,9 @@ def estimate(maker: Maker, _: None = None) -> Estimate:
 
     def to_label() -> Iterator[Answer]:
         nonlocal tokens
-        for answer in answers_of(pair, batch, settings, mark):
+        for answer in answers_of(pair, asked, settings, mark):
             tokens += len(answer.distributions.response)
-            if batch[answer.index].prompt_id in chosen:
+            if asked[answer.index].prompt_id in chosen:
                 yield answer
 
     with outputs_on(pair, pair.target.device):
@@ -180,7 +183,7 @@ def estimate(maker: Maker, _: None = None) -> Estimate:
         marks.append(perf_counter())
         for group in joined(pair, to_label(), settings, room):
             start = perf_counter()
-            chosen_requests = [batch[answer.index] for answer in group]
+            chosen_requests = [asked[answer.index] for answer in group]
             records += label(pair, chosen_requests, group, settings, room)
             labelling += perf_counter() - start
             labelled_tokens += sum(len(answer.distributions.response) for answer in group)
@@ -193,7 +196,8 @@ def estimate(maker: Maker, _: None = None) -> Estimate:
     prefill = opening * sum(map(_padded, batches)) / _padded(batch)
     seconds = prefill + scale * (reading - opening + tokens * labelling / labelled_tokens)
     disk = len(batches) * empty + scale * tokens * size / labelled_tokens
-    return Estimate(len(requests), scale * tokens, seconds, disk, room)
+    prompts = sum(len(request.ids) for request in requests)
+    return Estimate(prompts, scale * tokens, seconds, disk, room)
 
 
 def _padded(batch: Sequence[Request]) -> int:

@@ -20,6 +20,7 @@ draft tokens from every anchor, how many are accepted, the target's hidden state
 the draft's at each)."""
 
 import time
+from collections.abc import Sequence
 from datetime import date
 from functools import partial
 from typing import Annotated
@@ -28,6 +29,7 @@ from hydra.utils import instantiate
 
 from decoding.settings import Pair
 from runtime.cli import program
+from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.settings.groups import Dataset, DraftWarp, Harvest, Logger, Splits, Warp
 from runtime.settings.kinds import Count, Group, Output, Part, Text
@@ -69,10 +71,10 @@ def main(asked: GenData) -> None:
     """Harvest prompts with a pair into a dataset folder."""
     from data_gen.harvest import Maker, make_chunks, maker_of, settings_of
     from data_gen.hub import cleaned, push
-    from data_gen.prompts import load_prompts
+    from data_gen.prompts import Prompt, load_prompts
     from data_gen.prompts.render import as_asked
     from data_gen.requests import fitted, repeats, split_prompts
-    from data_gen.responses.external import asked_on
+    from data_gen.responses.external import fetched
     from data_gen.run import MARKS, estimate, finish, print_results, progress_bar, report_faults
     from data_gen.settings import HarvestSettings
     from data_gen.storage.claim import begun_on, refuse_others
@@ -95,17 +97,23 @@ def main(asked: GenData) -> None:
     if any(prompt.too_long != "error" for prompt in prompts):
         room = context_of(asked.pair) - settings.max_new_tokens - settings.gamma
         prompts, too_long = fitted(prompts, load_tokenizer(target), room, day)
-    known = settings_of(list(split_prompts(prompts, *shares).values()), settings)
+    if source.own_clock and any(prompt.date for prompt in prompts):
+        raise UserError("dataset.template.date: the server renders prompts itself. Leave it away")
+    splits = split_prompts(prompts, *shares)
+    known = settings_of([splits[p.id] for p in prompts for _ in p.ids], settings)
     known["pair"] = {"name": asked.pair.name}
     known["responses"] = "external" if source.external else "generated"
     if not asked.estimate:
         refuse_others(out, known)
-    if any(prompt.chat for prompt in prompts):
-        prompts = as_asked(prompts, load_tokenizer(target), day, source.external)
+    tokenizer = partial(load_tokenizer, target)
+
+    def render(some: Sequence[Prompt]) -> list[Prompt]:
+        read = any(prompt.chat for prompt in some)
+        return as_asked(some, tokenizer(), day, source.external) if read else list(some)
+
     # Before loading models, whose memory a server may need.
-    given = source.fetch(prompts, settings, out, ask=not asked.estimate)
-    prompts = asked_on(prompts, given)
-    load_tokenizer(target)  # no folder is made for a pair that is not there
+    prompts, given = fetched(source, prompts, settings, out, not asked.estimate, tokenizer, render)
+    tokenizer()  # no folder is made for a pair that is not there
     make = partial(maker_of, asked.pair, prompts, given, settings, shares)
     start = time.perf_counter()
     with only_writer(out), workers.team(make) as team:
@@ -116,13 +124,14 @@ def main(asked: GenData) -> None:
         ((_, (plan, given_tokens)),) = whole(team.map(Maker.facts, [None]))
         if asked.push is not None:
             cleaned(plan)  # what must not be sent is not harvested for hours first
-        bar, progress = progress_bar(len(prompts), settings)
+        bar, progress = progress_bar(sum(len(each.ids) for each in prompts), settings)
         tags = sorted({prompt.dataset for prompt in prompts})
         with tracked(asked.logger, "harvest", asked.plain(), [plan], tags) as logger:
             with bar:
                 make_chunks(team, plan, out, progress)
             origin = asked.splits, asked.responses, repeats(prompts)
-            made = finish(plan, given_tokens, out, *origin, too_long)
+            template = tokenizer().chat_template if prompts[0].chat else None
+            made = finish(plan, given_tokens, out, *origin, too_long, template)
             seconds = time.perf_counter() - start
             measured = made.manifest.written["statistics"]
             logger.log({"seconds": seconds, "bytes": made.manifest.bytes, **measured})

@@ -9,7 +9,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from data_gen.prompts.prompt import Prompt, select
-from data_gen.prompts.render import refuse_arguments
+from data_gen.prompts.render import dated, refuse_arguments
 from runtime.errors import UserError
 
 __all__ = ["Prompt", "load_prompts"]
@@ -30,4 +30,4 @@ def load_prompts(cfg: Any) -> list[Prompt]:
             raise error.__cause__ from None
         raise
     refuse_arguments(prompts)
-    return prompts
+    return list(map(dated, prompts))

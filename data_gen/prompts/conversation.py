@@ -1,7 +1,9 @@
 """Conversations in rows: messages as servers take them, ShareGPT's `conversations`, `turns`."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from runtime.errors import UserError
 
@@ -12,12 +14,21 @@ ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "as
 Message = Mapping[str, Any]
 
 
-def asked(conversation: Sequence[Any], key: str, where: str) -> Iterator[tuple[list[Message], str]]:
-    """Yield each turn of the user that a response may follow: the messages before it, with the
-    answers that are given, and its text.
+class Turn(NamedTuple):
+    """A turn of the user. earlier: the messages before it; then: those that follow the target's
+    answer, and the answer to these, and so on; each ends with a turn of the user."""
+
+    earlier: list[Message]
+    text: str
+    then: list[list[Message]]
+
+
+def asked(conversation: Sequence[Any], key: str, where: str) -> Iterator[Turn]:
+    """Yield each turn of the user after the answers that are given, up to the first without one:
+    what follows that is asked after the target's own answers.
 
     Raises UserError naming the config `key` and `where` the row is: for what is no conversation,
-    for content that is no text, and for two turns without an answer between them."""
+    for content that is no text, and for answers behind a turn that has none."""
     messages = [
         _message(each, key, f"{where}, message {n}") for n, each in enumerate(conversation, 1)
     ]
@@ -26,13 +37,19 @@ def asked(conversation: Sequence[Any], key: str, where: str) -> Iterator[tuple[l
     for place, message in enumerate(messages):
         if message["role"] != "user":
             continue
-        before = messages[:place]
-        if before and before[-1]["role"] == "user":
-            raise UserError(
-                f"{key}: {where} has two turns of the user and no answer between them. Give the"
-                " assistant's, or a row for each"
-            )
-        yield before, message["content"]
+        rest, then = messages[place + 1 :], list[list[Message]]()
+        if rest and rest[0]["role"] != "assistant":
+            if any(each["role"] == "assistant" for each in rest):
+                raise UserError(
+                    f"{key}: {where} has two turns of the user and no answer between them, but one"
+                    " behind them. Give the assistant's to all turns, or to none after the first"
+                    " without"
+                )
+            ends = [n for n, each in enumerate(rest, 1) if each["role"] == "user"]
+            then = [rest[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        yield Turn(messages[:place], message["content"], then)
+        if then:
+            return
 
 
 def _message(value: Any, key: str, where: str) -> Message:
@@ -46,11 +63,20 @@ def _message(value: Any, key: str, where: str) -> Message:
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         parts = [text for text in texts if isinstance(text, str)]
         content = "".join(parts) if len(parts) == len(texts) else None
-    if content is None and fields.get("tool_calls"):
-        content = ""
+    if calls := fields.get("tool_calls"):
+        content, fields["tool_calls"] = content or "", [_call(each) for each in calls]
     if role is None or not isinstance(content, str) or (role == "user" and not content.strip()):
         raise UserError(
             f"{key}: {where} is no message of a system, user, assistant or tool with text as its"
             f" content ({str(value)[:60]}). Leave its row out"
         )
     return {"role": role, "content": content, **fields}
+
+
+def _call(call: Any) -> Any:
+    """Return a tool call with its arguments as templates take them: an object, where a server gives
+    the text of one."""
+    function = dict(call.get("function") or {}) if isinstance(call, dict) else {}
+    with suppress(TypeError, ValueError):  # no text, or not that of an object
+        function["arguments"] = json.loads(function["arguments"])
+    return {**call, "function": function} if function else call

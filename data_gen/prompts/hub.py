@@ -6,7 +6,7 @@ from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows
 from runtime.errors import UserError
-from runtime.settings.kinds import Arguments, Count, Text, TooLong
+from runtime.settings.kinds import Count, Template, Text, TooLong
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class HubPrompts:
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ]
-    template: Annotated[
-        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
-    ] = None
+    template: Template = None
     too_long: TooLong = "error"
 
     def __iter__(self) -> Iterator[Prompt]:

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows, read_rows
-from runtime.settings.kinds import Arguments, Count, Path, Text, TooLong
+from runtime.settings.kinds import Count, Path, Template, Text, TooLong
 
 
 def load_jsonl(
@@ -16,9 +16,7 @@ def load_jsonl(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
-    template: Annotated[
-        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
-    ] = None,
+    template: Template = None,
     too_long: TooLong = "error",
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when

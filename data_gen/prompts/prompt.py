@@ -3,7 +3,7 @@ all sources share."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,9 @@ class Prompt:
     at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`). ``too_long``: what
     becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`).
     ``whole``: the text by which it is split, where that is not its own: that before it was cut, or
-    the first turn of its conversation. ``earlier``: the messages of its conversation before it."""
+    the first turn of its conversation. ``earlier``: the messages of its conversation before it;
+    ``then``: those that follow the target's answers, one list after each; ``tools``: those that the
+    chat template is given."""
 
     id: str
     dataset: str
@@ -43,6 +45,37 @@ class Prompt:
     too_long: str = "error"
     whole: str = ""
     earlier: Sequence[Message] = field(default=(), hash=False)
+    then: Sequence[Sequence[Message]] = field(default=(), hash=False)
+    tools: Sequence[Any] = field(default=(), hash=False)
+
+    @property
+    def content(self) -> str:
+        """Return its user turn."""
+        return f"{self.instruction}\n\n{self.text}" if self.instruction else self.text
+
+    @property
+    def ids(self) -> list[str]:
+        """Return its id and those of the turns that follow the target's answers."""
+        root, _, number = self.id.rpartition("#")
+        return [self.id, *(f"{root}#{int(number) + n}" for n in range(1, len(self.then) + 1))]
+
+    def answered(self, answer: str) -> "Prompt | None":
+        """Return the next turn of the conversation after the target's `answer`; None after the
+        last."""
+        if not self.then:
+            return None
+        (*between, asked), *rest = self.then
+        said = ("user", self.content), ("assistant", answer)
+        earlier = [*self.earlier, *({"role": role, "content": text} for role, text in said)]
+        return replace(
+            self,
+            id=self.ids[1],
+            text=asked["content"],
+            instruction="",
+            whole=self.whole or self.text,
+            earlier=[*earlier, *between],
+            then=rest,
+        )
 
 
 def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
@@ -54,7 +87,7 @@ def select(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
         raise UserError(
             "dataset: expected one prompt or more, got none. Choose another dataset=..."
         )
-    name, uses = Counter(prompt.id for prompt in prompts).most_common(1)[0]
+    name, uses = Counter(name for prompt in prompts for name in prompt.ids).most_common(1)[0]
     if uses > 1:
         raise UserError(
             f"dataset: the id {name!r} is used by {uses} prompts. Give every prompt an id of"
@@ -104,11 +137,12 @@ def prompts_from_rows(
 ) -> list[Prompt]:
     """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
     used when present. Where a row has a conversation there, or under one of `FIELDS` instead, each
-    turn of its user is a prompt, whose id ends in its number if there are several. rows: location
-    in words, number and content of each. Raises UserError naming the row."""
+    turn of its user that has an answer is a prompt, whose id ends in its number if there are
+    several; so is the first that has none, with those that follow it. rows: location in words,
+    number and content of each. Raises UserError naming the row."""
     key, prompts = "dataset.field", list[Prompt]()
-    for where, number, row in rows:
-        names = str(row.get("id", f"{name}-{number}")), str(row.get("dataset", name))
+    for where, place, row in rows:
+        names = str(row.get("id", f"{name}-{place}")), str(row.get("dataset", name))
         about = (*names, str(row.get("category", "")))
         further: Any = {"template": template or {}, "too_long": too_long, "chat": chat}
         for part in about:
@@ -122,17 +156,20 @@ def prompts_from_rows(
                 f"{key}: {where} has a conversation, which the chat template renders. Set"
                 " dataset.chat=true"
             )
-        if row.get("tools"):
+        tools = row.get("tools") or []
+        if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
             raise UserError(
-                f"{key}: {where} has tools, which templates are not given yet. Leave them away"
+                f"{key}: {where} has tools that are no list of objects. Write each as servers take"
+                ' it, {"type": "function", "function": ...}'
             )
         found = list(asked(row[held], key, where))
-        for turn, (earlier, text) in enumerate(found, 1):
-            refuse_half_characters(f"{earlier} {text}", key, where)
-            called = about[0] if len(found) == 1 else f"{about[0]}#{turn}"
-            whole = found[0][1] if turn > 1 else ""
-            own = Prompt(called, *about[1:], text, whole=whole, earlier=earlier, **further)
-            prompts.append(own)
+        for number, turn in enumerate(found, 1):
+            refuse_half_characters(f"{turn} {tools}", key, where)
+            alone = len(found) == 1 and not turn.then
+            called = about[0] if alone else f"{about[0]}#{number}"
+            whole = found[0].text if number > 1 else ""
+            said = {"earlier": turn.earlier, "then": turn.then, "tools": tools, **further}
+            prompts.append(Prompt(called, *about[1:], turn.text, whole=whole, **said))
     return select(prompts, limit)
 
 

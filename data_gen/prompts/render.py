@@ -65,6 +65,11 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
         marked = replace(whole, text=prompt.text + MARK)
         try:
             text = _applied(whole, tokenizer)[0]
+            if prompt.tools and text == _applied(replace(whole, tools=()), tokenizer)[0]:
+                raise UserError(
+                    f"dataset.field: the chat template does not show the tools of {prompt.id}. Take"
+                    " a model that knows tools, or leave them away"
+                )
             if _shows(_applied(marked, tokenizer)[0], marked) and _shows(text, whole):
                 return text, parts
         except UserError as error:
@@ -100,7 +105,7 @@ def as_asked(
                 " or dataset.chat=false"
             )
         rendering = hashlib.sha256(text.encode()).hexdigest()[:16]
-        when = day if formats else None
+        when = (prompt.date or day) if formats else None
         asked.append(replace(prompt, date=when, parts=parts, rendering=rendering))
     return asked
 
@@ -108,7 +113,7 @@ def as_asked(
 def _shows(text: str, prompt: Prompt) -> bool:
     """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim,
     and what system and user have said before. A list printed as Python or JSON does not count."""
-    content, shown = (" ".join(one.split()) for one in (_content(prompt), text))
+    content, shown = (" ".join(one.split()) for one in (prompt.content, text))
     said = [x["content"] for x in prompt.earlier if x["role"] in ("system", "developer", "user")]
     if not all(" ".join(each.split()) in shown for each in said):
         return False
@@ -121,7 +126,11 @@ def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, l
     try:
         with _stopped_clock(prompt.date or date.today().isoformat()) as formats:
             text = tokenizer.apply_chat_template(
-                turns(prompt), add_generation_prompt=True, tokenize=False, **prompt.template
+                turns(prompt),
+                tools=[*prompt.tools] or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **prompt.template,
             )
     except Exception as error:  # a template is a foreign program, which may raise anything
         raise UserError(
@@ -157,14 +166,22 @@ def _stopped_clock(moment: str) -> Iterator[list[str]]:
 
 def turns(prompt: Prompt) -> list[dict[str, Any]]:
     """Return the chat that asks for a response to `prompt`, for chat templates and servers."""
-    chat = [*prompt.earlier, {"role": "user", "content": _content(prompt)}]
+    chat = [*prompt.earlier, {"role": "user", "content": prompt.content}]
     if not prompt.parts:
         return [dict(each) for each in chat]
     return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in chat]
 
 
-def _content(prompt: Prompt) -> str:
-    return f"{prompt.instruction}\n\n{prompt.text}" if prompt.instruction else prompt.text
+def dated(prompt: Prompt) -> Prompt:
+    """Return the prompt with the `date` among its template's arguments as its date."""
+    rest = dict(prompt.template)
+    day = rest.pop("date", None)
+    try:
+        return replace(prompt, template=rest, date=day and date.fromisoformat(str(day)).isoformat())
+    except ValueError as error:
+        raise UserError(
+            f"dataset.template.date: expected a date such as 2026-01-31, got {day}"
+        ) from error
 
 
 def refuse_arguments(prompts: Sequence[Prompt]) -> None:

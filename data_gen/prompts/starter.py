@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from data_gen.prompts.prompt import Prompt, select
 from runtime.errors import UserError
-from runtime.settings.kinds import Arguments, Count, Text, TooLong
+from runtime.settings.kinds import Count, Template, Text, TooLong
 
 HUMANEVAL_PROBLEMS = 82  # the other 82 stay unseen, for evaluation
 COMPLETE = "Complete the following Python function. Reply with the whole function."
@@ -23,9 +23,7 @@ def load_starter(
     chat: Annotated[
         bool, "a user turn of the chat template; false: the text is continued as it stands"
     ],
-    template: Annotated[
-        Arguments | None, "of the chat template, such as {thinking: false}; a server gets them, too"
-    ] = None,
+    template: Template = None,
     too_long: TooLong = "error",
 ) -> list[Prompt]:
     """Return HumanEval problems, then the instructions. `name` is the config's name for the set;

@@ -3,13 +3,14 @@ that the models are run along."""
 
 import hashlib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Annotated, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from data_gen.prompts import Prompt
 from data_gen.requests import Request
@@ -49,6 +50,8 @@ class Source(Protocol):
 
     external: bool
     """Whether they are made elsewhere."""
+    own_clock: bool
+    """Whether prompts are rendered there, on the day they are asked."""
 
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
@@ -64,7 +67,7 @@ class Generated:
     """The source of responses that the target generates here, a batch of prompts at a time
     (`data_gen.answers`)."""
 
-    external = False
+    external = own_clock = False
 
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: pathlib.Path, ask: bool
@@ -123,7 +126,7 @@ class ResponseFile:
     With ``"finish_reason": "stop"`` a response ends with the target's end token. Further fields,
     blank lines, and responses to prompts that are not in the dataset are left alone."""
 
-    external = True
+    external, own_clock = True, False
 
     def __init__(
         self,
@@ -164,12 +167,42 @@ class ResponseFile:
         return responses
 
 
-def asked_on(
-    prompts: Sequence[Prompt], responses: Mapping[str, ExternalResponse] | None
-) -> list[Prompt]:
+def fetched(
+    source: Source,
+    prompts: Sequence[Prompt],
+    settings: HarvestSettings,
+    out: pathlib.Path,
+    ask: bool,
+    tokenizer: Callable[[], PreTrainedTokenizerBase],
+    render: Callable[[Sequence[Prompt]], list[Prompt]],
+) -> tuple[list[Prompt], dict[str, ExternalResponse] | None]:
+    """Return the prompts as they were asked, and a response to each, by id; None if the target
+    generates them here. Where a response is the answer that a conversation goes on from, the next
+    turn is a prompt, too.
+
+    out, ask: as in `Source.fetch`; render: `data_gen.prompts.render.as_asked`."""
+    wave, asked, responses = render(prompts), list[Prompt](), dict[str, ExternalResponse]()
+    while wave:
+        given = source.fetch(wave, settings, out, ask)
+        if given is None:
+            return wave, None
+        wave, later = asked_on(wave, given), list[Prompt | None]()
+        for prompt in wave:
+            response = responses[prompt.id] = given[prompt.id]
+            if prompt.then:
+                text: Any = response.content
+                if not isinstance(text, str):
+                    text = tokenizer().decode(text, skip_special_tokens=True)
+                later.append(prompt.answered(text))
+            asked.append(replace(prompt, then=()))
+        wave = render([prompt for prompt in later if prompt])
+    return asked, responses
+
+
+def asked_on(prompts: Sequence[Prompt], responses: Mapping[str, ExternalResponse]) -> list[Prompt]:
     """Return the prompts with the dates of their responses, if the chat template reads the
     clock."""
-    dates = {name: response.date for name, response in (responses or {}).items()}
+    dates = {name: response.date for name, response in responses.items()}
     return [
         replace(prompt, date=prompt.date and (dates.get(prompt.id) or prompt.date))
         for prompt in prompts

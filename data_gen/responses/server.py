@@ -124,7 +124,7 @@ class Server:
         " tokens)",
     ]
 
-    external = True
+    external = own_clock = True
 
     def __post_init__(self) -> None:
         if self.key_variable and not self._key():
@@ -215,8 +215,10 @@ class Server:
         """Return the log's entry for the answer to a chat turn, with the arguments of the chat
         template, or to a text to be continued as it stands."""
         question: dict[str, Any] = (
-            {"messages": turns(prompt)} if prompt.chat else {"prompt": prompt.text}
+            {"messages": [*map(as_sent, turns(prompt))]} if prompt.chat else {"prompt": prompt.text}
         )
+        if prompt.tools:
+            question["tools"] = [*prompt.tools]
         if prompt.chat and prompt.template:
             question[ARGUMENTS] = dict(prompt.template)
         body = {**fields, "seed": seed_of(fields["seed"], prompt), **question}
@@ -332,6 +334,16 @@ class Server:
 def today() -> str:
     """Return the date on this machine."""
     return date.today().isoformat()
+
+
+def as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as OpenAI's API takes it: with the arguments of tool calls as text."""
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        function = dict(call.get("function") or {})
+        if isinstance(function.get("arguments"), dict):
+            call["function"] = function | {"arguments": json.dumps(function["arguments"])}
+    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def pause(attempt: int) -> float:

@@ -35,7 +35,7 @@ class Vllm:
     max_length: Annotated[Count, "of a prompt and its response, tokens"]
     at_once: Annotated[Count, "prompts answered together, and kept together"]
 
-    external = True
+    external, own_clock = True, False
 
     def fetch(
         self, prompts: Sequence[Prompt], settings: HarvestSettings, out: File, ask: bool

@@ -58,7 +58,8 @@ def plan_id(plan: Mapping[str, Any]) -> str:
 
 def chunk_count(plan: Mapping[str, Any]) -> int:
     """Return the number of chunks of a plan, or of a manifest, which holds the plan."""
-    return -(-plan["prompts"]["count"] // plan["batch_size"])
+    prompts = plan["prompts"]
+    return -(-prompts.get("conversations", prompts["count"]) // plan["batch_size"])
 
 
 # Writing ------------------------------------------------------------------------------------------

@@ -220,6 +220,11 @@ Variable = Annotated[
     Says("the name of an environment variable, such as API_KEY"),
 ]  # fmt: skip
 Output = Annotated[Path, AfterValidator(_output), Says("a path, with no ~ for the home folder")]
+Template = Annotated[
+    Arguments | None,
+    "of the chat template, such as {enable_thinking: false}; a server gets them, too. date: the day"
+    " that it reads",
+]
 TooLong = Annotated[
     Literal["error", "skip", "cut"],
     "what becomes of a prompt that leaves no room for a response: the program ends with its name,"

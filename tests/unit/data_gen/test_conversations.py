@@ -102,6 +102,7 @@ def test_a_template_that_leaves_out_the_system_prompt_is_refused(tmp_path: Path)
 
 
 image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+GAP = [*CHAT[:2], *CHAT[3:]]
 FAULTS: list[tuple[str, dict[str, Any]]] = [
     (r"message 2 is no message of .*image_url", {"messages": [SYSTEM, image]}),
     (r"message 1 is no message", {"messages": [{"role": "narrator", "content": "w1"}]}),
@@ -109,8 +110,8 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     (r"message 1 is no message", {"messages": [3]}),
     (r"has no turn of a user", {"messages": [SYSTEM]}),
     (r"has no turn of a user", {"messages": []}),
-    (r"two turns of the user and no answer between them", {"turns": ["w1", "w2"]}),
-    (r"has tools, which templates are not given yet", {"messages": CHAT, "tools": [{"a": 1}]}),
+    (r"two turns of the user and no answer between them, but one behind", {"messages": GAP}),
+    (r"has tools that are no list of objects", {"messages": CHAT, "tools": ["w1"]}),
     (r"has no text under 'prompt'", {"messages": "w1"}),
 ]
 
