@@ -224,6 +224,8 @@ def answers_of(
     """Answer the prompts of a chunk, or read the responses that came with them. asked: grows by the
     next turns of conversations, which are asked when all have been answered."""
     start = 0
+    room = min(pair.target.max_length, pair.draft.max_length)
+    room -= settings.max_new_tokens + settings.gamma
     while wave := asked[start:]:
         prompts, uniform = [request.tokens for request in wave], draws(wave, settings)
         given = [request.response for request in wave if request.response is not None]
@@ -236,7 +238,6 @@ def answers_of(
             response = answer.distributions.response.tolist()
             if given:
                 advance(len(response))
-            room = settings.max_new_tokens + settings.gamma
             if after := following(wave[answer.index], response, pair, room):
                 later[answer.index] = after
             yield replace(answer, index=start + answer.index)

@@ -28,7 +28,8 @@ class Request:
     them for a harvest; split: "train", "calibration" or "test", or "all" if no split was asked for;
     response: [T >= 1] int64, the target's external response (`data_gen.responses`), or None;
     prompt: what it was made from; longest: most tokens of its conversation before the last
-    response, as far as can be told."""
+    response, as far as can be told; kept: of its tokens, those that the turn before left in
+    caches."""
 
     prompt_id: str
     dataset: str
@@ -37,6 +38,7 @@ class Request:
     response: Tensor | None = None
     prompt: Prompt | None = None
     longest: int = 0
+    kept: int = 0
 
     @property
     def ids(self) -> list[str]:
@@ -123,18 +125,38 @@ def reach(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, answer: int) -> in
 
 
 def following(
-    request: Request, response: Sequence[int], pair: ModelPair, new_tokens: int
+    request: Request, response: Sequence[int], pair: ModelPair, room: int
 ) -> Request | None:
     """Return the request for the next turn of a conversation, after the target's `response`; None
-    after the last, and where it leaves no room for `new_tokens`."""
+    after the last, and where it has more tokens than `room`."""
     if request.prompt is None or not request.prompt.then:
         return None
     prompt = request.prompt.answered(said(response, pair))
     assert prompt is not None
     tokens = prompt_ids(prompt, pair.tokenizer, sys.maxsize)
-    if len(tokens) > min(pair.target.max_length, pair.draft.max_length) - new_tokens:
+    if len(tokens) > room:
         return None
-    return replace(request, prompt_id=prompt.id, tokens=tokens, prompt=prompt)
+    kept = shared([*request.tokens.tolist(), *response], tokens.tolist())
+    return replace(request, prompt_id=prompt.id, tokens=tokens, prompt=prompt, kept=kept)
+
+
+def shared(before: Sequence[int], after: Sequence[int]) -> int:
+    """Return how many tokens both texts begin with."""
+    pairs = enumerate(zip(before, after, strict=False))
+    return next((n for n, (one, two) in pairs if one != two), min(len(before), len(after)))
+
+
+def kept_before(prompt: Prompt, tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return how many of a prompt's `tokens` caches hold after the turn before it, whose answer was
+    given."""
+    *earlier, asked, given = prompt.earlier if len(prompt.earlier) > 1 else ({}, {})
+    if (asked.get("role"), given.get("role")) != ("user", "assistant"):
+        return 0
+    before = replace(prompt, text=asked["content"], instruction="", earlier=earlier)
+    ids = prompt_ids(before, tokenizer, sys.maxsize).tolist()
+    return shared(
+        [*ids, *tokenizer(given["content"], add_special_tokens=False)["input_ids"]], tokens.tolist()
+    )
 
 
 def said(response: Sequence[int], pair: ModelPair) -> str:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from data_gen.requests import Request
 from decoding.engines.batched import Asked, BatchedEngine, Decoder
+from decoding.engines.request import Engine as OwnEngine
 from decoding.sampling import Sampler
 from decoding.trace import Trace
 from runtime.errors import UserError
@@ -232,7 +233,12 @@ class Stage:
         for name in names[first:] + names[:first]:
             found[name] = decode[name](
                 [
-                    Asked(request.tokens, self.plan.max_new_tokens, Sampler.seeded(seed))
+                    Asked(
+                        request.tokens,
+                        self.plan.max_new_tokens,
+                        Sampler.seeded(seed),
+                        kept=request.kept,
+                    )
                     for request, seed in zip(group, seeds, strict=True)
                 ]
             )
@@ -248,8 +254,14 @@ def decoding(engine: Engine, batch: int) -> Decode:
     Of several at once a trace has a share of their seconds, by its tokens, none of which is told to
     be of the prefill or of a stage: they wait for each other."""
     if batch == 1 or not isinstance(engine, Decoder):
+        own = isinstance(engine, OwnEngine)
         return lambda requests: [
-            engine.decode(torch.as_tensor(each.prompt_ids), each.max_new_tokens, each.sampler)
+            engine.decode(
+                torch.as_tensor(each.prompt_ids),
+                each.max_new_tokens,
+                each.sampler,
+                **({"kept": each.kept} if own else {}),
+            )
             for each in requests
         ]
     batched = BatchedEngine(engine, batch)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ import pandas as pd
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
 from data_gen.prompts import load_prompts
-from data_gen.requests import Request, identifying, requests_of_split
+from data_gen.requests import Request, following, identifying, kept_before, requests_of_split
+from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import setup_facts
+from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.trace import STAGES, Trace, write_traces
 from evaluation import page, table, token_texts
@@ -30,6 +33,7 @@ from evaluation.decode import (
     file_hashes,
     journal_path,
     make_ready,
+    request_seed,
 )
 from evaluation.lossless import evidence
 from evaluation.methods import (
@@ -163,14 +167,44 @@ def load_requests(
     cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
 ) -> list[Request]:
     """Return `limit` prompts of the split, evenly spaced; if that is the whole set, without those
-    whose text is in `besides`."""
+    whose text is in `besides`. Conversations are asked turn by turn."""
     prompts = load_prompts(cfg.dataset)
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
         texts = {identifying(p) for p in prompts if (p.dataset, p.id) in aside}
         prompts = [prompt for prompt in prompts if identifying(prompt) not in texts]
     tokens, shares = cfg.max_new_tokens, cfg.splits
-    return requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
+    found = requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
+    return turn_by_turn(
+        found, pair, instantiate(cfg.warp), tokens, cfg.seed, cfg.keep_caches and cfg.batch == 1
+    )
+
+
+def turn_by_turn(
+    requests: Sequence[Request], pair: ModelPair, warp: Warp, most: int, seed: int, keep: bool
+) -> list[Request]:
+    """Return the requests of every turn of conversations. What has no answer in the dataset the
+    target answers here, by plain decoding, in at most `most` tokens: all methods are asked the
+    same.
+
+    keep: whether a turn begins with the caches of the one before"""
+    asked = list[Request]()
+    engine = AutoregressiveEngine(pair, warp, frozenset(pair.eos_ids))
+    answers = sum(len(request.ids) - 1 for request in requests)
+    with tqdm(total=answers, desc="answering", unit=" turns", disable=not answers or None) as bar:
+        for first in requests:
+            assert first.prompt is not None
+            kept = kept_before(first.prompt, first.tokens, pair.tokenizer)
+            turn: Request | None = replace(first, kept=kept)
+            while turn is not None:
+                asked.append(turn if keep else replace(turn, kept=0))
+                if turn.ids == [turn.prompt_id]:
+                    break
+                sampler = Sampler.seeded(request_seed(seed, turn, 0))
+                said = engine.decode(turn.tokens, most, sampler).tokens
+                turn = following(turn, said, pair, pair.target.max_length - most)
+                bar.update()
+    return asked
 
 
 # The journal --------------------------------------------------------------------------------------
@@ -192,7 +226,7 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
         {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")},
         [cfg.max_new_tokens, cfg.repeats, cfg.seed, cfg.batch, more],
         [
-            [request.dataset, request.prompt_id, request.tokens.tolist()]
+            [request.dataset, request.prompt_id, request.tokens.tolist(), request.kept]
             for request in (*compared.requests, *compared.tried_on)
         ],
         pair_identity(compared.pair),
@@ -334,6 +368,7 @@ def compare(
             compared.pair, prompts, traces, lossy, recorded, cfg.max_new_tokens, greedy
         ),
         "resumed": journal.resumed,
+        "kept": sum(request.kept for request in compared.requests),
         "run": run_facts(cfg, compared.pair),
         "checkpoints": compared.checkpoints,
         "draft": draft,

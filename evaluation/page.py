@@ -327,6 +327,12 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     for name, speeds in results["tried"].items():
         each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
         parts += [f"{name}, tokens/s in the pass that chose: {each}"]
+    if results.get("kept"):
+        parts += [
+            "Later turns of conversations begin with what the turns before left in the caches,"
+            f" {results['kept']:,} tokens of prompts in all, as in a chat server; methods of other"
+            " libraries read their whole prompts."
+        ]
     if results["resumed"]:
         parts += [
             f"Decoded in more than one sitting ({plural(results['resumed'], 'turn')} before the"

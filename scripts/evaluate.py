@@ -114,6 +114,11 @@ class Evaluate(Methods):
         "prompts that plain decoding and methods with engine=serial decode at once; the others go"
         " one after another",
     ]
+    keep_caches: Annotated[
+        bool,
+        "a later turn of a conversation begins with the caches of the one before, as in a chat"
+        " server (one prompt at a time); false: it is read from its beginning",
+    ]
     seed: Annotated[Seed, "of the responses' draws"]
     against: Annotated[
         dict[str, SomeNames],

@@ -22,12 +22,13 @@ Decoder = SerialEngine | AutoregressiveEngine
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: the arguments of `Engine.decode`."""
+    """A request: the arguments of `Engine.decode`. kept: only for one request at a time."""
 
     prompt_ids: Prompt
     max_new_tokens: int
     sampler: Sampler
     ends: Ends | None = None
+    kept: int = 0
 
 
 class BatchedEngine:

@@ -54,9 +54,10 @@ class RequestState:
         draft: LM | None = None,
         *,
         ends: Ends | None = None,
+        kept: int = 0,
     ) -> "RequestState":
-        """Empty the caches and check that the prompt fits the target; the output is shortened to
-        what the context leaves. draft: None if none is run.
+        """Fill the caches with the first `kept` tokens of the prompt and check that it fits the
+        target; the output is shortened to what the context leaves. draft: None if none is run.
 
         Raises UserError for an empty prompt, one that fills the context, or max_new_tokens < 1.
         """
@@ -72,9 +73,13 @@ class RequestState:
             )
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens: {max_new_tokens} asks for no output. Give at least 1")
-        target.reset()
-        if draft is not None:
-            draft.reset()
+        kept = min(kept, len(prompt) - 2)
+        for lm in (target, draft):
+            if lm is not None:
+                lm.reset()
+                if 0 < kept < lm.max_length:
+                    lm.forward(prompt[:kept], logits="none")
+        began = perf_counter() if kept > 0 else began
         max_new = min(max_new_tokens, context - len(prompt))
         text = torch.cat([prompt, prompt.new_zeros(max_new)])
         held = None if draft is None else draft.max_length
@@ -163,10 +168,16 @@ class Engine(ABC):
 
     @torch.inference_mode()
     def decode(
-        self, prompt_ids: Prompt, max_new_tokens: int, sampler: Sampler, ends: Ends | None = None
+        self,
+        prompt_ids: Prompt,
+        max_new_tokens: int,
+        sampler: Sampler,
+        ends: Ends | None = None,
+        kept: int = 0,
     ) -> Trace:
         """Continue `prompt_ids` [n] until EOS, `max_new_tokens`, the end of the context, or where
-        `ends` says so.
+        `ends` says so. kept: of the prompt's tokens, those that the caches hold from the turn
+        before in a conversation: they are read before time begins.
 
         Meanwhile the outputs of both models stay on the devices that made them, and other threads
         that want to decode with either wait. Raises UserError if the same thread does so, inside a
@@ -182,6 +193,7 @@ class Engine(ABC):
                 self.pair.target,
                 self.pair.draft if self.runs_draft else None,
                 ends=ends,
+                kept=kept,
             )
             prompt_tokens, rounds = len(request.committed), list[RoundTrace]()
             with self.session(request, sampler) as decode_round:
@@ -224,10 +236,12 @@ def alone(models: Sequence[LM]) -> Iterator[None]:
 
 
 def prefill(model: LM, prompt: Tensor, layers: Sequence[int] = ()) -> Tensor | None:
-    """Cache every prompt token except the last. Returns the hidden states [len(layers), H] at the
-    last cached one; None if no layer is asked for or nothing is cached (the prompt fills a draft's
-    context)."""
+    """Cache every prompt token except the last, after those that are cached. Returns the hidden
+    states [len(layers), H] at the last cached one; None if no layer is asked for or nothing is
+    cached (the prompt fills a draft's context)."""
     if len(prompt) < 2 or len(prompt) >= model.max_length:
         return None
-    output = model.forward(prompt[:-1], hidden=layers, hidden_rows="last", logits="none")
+    output = model.forward(
+        prompt[model.length : -1], hidden=layers, hidden_rows="last", logits="none"
+    )
     return None if output.hidden is None else output.hidden[:, -1]
