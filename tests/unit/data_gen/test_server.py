@@ -15,13 +15,14 @@ import httpx
 import pytest
 
 from data_gen.prompts import Prompt
-from data_gen.responses.external import ResponseFile, asked_on
+from data_gen.responses.external import ResponseFile, asked_on, fetched
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import Later, Servers, pause
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
 from tests.helpers.data.datasets import GREEDY, SAMPLED
+from tests.helpers.models.tiny_pair import tiny_tokenizer
 
 CHATS = [Prompt(prompt.id, "toy", "", prompt.text) for prompt in PROMPTS]
 PASSING = ["500", "503", "429", "408", "hang", "reset", "short", "garbage", "deep", "no choices"]
@@ -105,6 +106,26 @@ def test_a_chat_is_asked_as_one(tmp_path):
     assert stub.paths == ["/v1/chat/completions"]
     assert stub.bodies[0]["messages"] == [{"role": "user", "content": "w9\n\n w1 w2 "}]
     assert stub.bodies[0]["top_k"] == 20, "an extension that the usual servers know"
+
+
+def test_a_conversation_goes_on_from_the_answers(tmp_path):
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tool = {"type": "function", "function": {"name": "f"}}
+    before = [{"role": "user", "content": "w8"}, called, {"role": "tool", "content": "w9"}]
+    later = [[{"role": "user", "content": text}] for text in ("w2", "w3")]
+    chat = Prompt("c#2", "toy", "", "w1", earlier=before, then=later, tools=[tool])
+    with stub_server() as stub:
+        source, texts = server(stub.url), list
+        asked, given = fetched(source, [chat], SAMPLED, tmp_path, True, tiny_tokenizer, texts)
+        again, _ = fetched(source, [chat], SAMPLED, tmp_path, True, tiny_tokenizer, texts)
+    assert asked == again and len(stub.bodies) == 3
+    assert [prompt.id for prompt in asked] == list(given or ()) == ["c#2", "c#3", "c#4"]
+    last = stub.bodies[2]
+    texts_asked = [message["content"] for message in last["messages"]]
+    assert texts_asked == ["w8", "", "w9", "w1", "w5 w1", "w2", "w5 w2", "w3"]
+    assert last["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
+    assert last["tools"] == [tool]
 
 
 def test_template_arguments_are_sent_and_kept_apart(tmp_path):
