@@ -45,6 +45,10 @@ class Request:
         """Return its id and those of the turns that follow the target's answers."""
         return [self.prompt_id] if self.prompt is None else self.prompt.ids
 
+    @property
+    def category(self) -> str:
+        return "" if self.prompt is None else self.prompt.category
+
 
 def fitted(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, room: int, day: str | None = None

@@ -149,6 +149,11 @@ class RoundTrace:
         return max(depths)
 
     @property
+    def judged(self) -> int:
+        """Return how many positions of the draft were accepted or rejected, from its first on."""
+        return self.accepted + self.rejected
+
+    @property
     def rejected(self) -> bool:
         """Return whether a draft token was rejected at the end of the accepted path."""
         return len(self.tokens) > self.accepted and self.row in self.draft_parents
@@ -159,6 +164,7 @@ class RoundTrace:
 class Trace:
     """One request decoded by one method. `seconds` is wall time, the prefill included.
 
+    category: of the prompt, "" where it has none
     joules: energy that the machine counted meanwhile; None where nothing was counted
     """
 
@@ -172,6 +178,7 @@ class Trace:
     method: str = ""
     seed: int = 0
     joules: float | None = None
+    category: str = ""
     stages: dict[Stage, float] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -245,6 +245,7 @@ class Stage:
             for trace, request, seed in zip(found[name], group, seeds, strict=True):
                 trace.method, trace.seed = name, seed
                 trace.prompt_id, trace.dataset = request.prompt_id, request.dataset
+                trace.category = request.category
         return [{name: found[name][each] for name in decode} for each in range(len(group))]
 
 

@@ -22,7 +22,7 @@ from decoding.models.machine import setup_facts
 from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.trace import STAGES, Trace, write_traces
-from evaluation import page, table, token_texts
+from evaluation import page, spec_bench, table, token_texts
 from evaluation.decode import (
     Engine,
     Journal,
@@ -120,6 +120,7 @@ def evaluate(cfg: DictConfig, around: Callable[[Engine], Engine] | None = None) 
                 for name, decoded in traces.items():
                     write_traces(folder / f"traces-{file_name(name)}.jsonl", decoded)
                 token_texts.write(folder, texts)
+                spec_bench.write(folder / spec_bench.FOLDER, traces, compared.pair)
             journal.remove()
             shown = whole if cfg.verbose else page.page(cfg, results, lines, whole=False)
             saved = (
@@ -226,8 +227,8 @@ def open_journal(cfg: DictConfig, compared: Comparison, more: bool) -> Journal[T
         {key: OmegaConf.to_container(cfg[key]) for key in ("warp", "draft_warp")},
         [cfg.max_new_tokens, cfg.repeats, cfg.seed, cfg.batch, more],
         [
-            [request.dataset, request.prompt_id, request.tokens.tolist(), request.kept]
-            for request in (*compared.requests, *compared.tried_on)
+            [each.dataset, each.category, each.prompt_id, each.tokens.tolist(), each.kept]
+            for each in (*compared.requests, *compared.tried_on)
         ],
         pair_identity(compared.pair),
         setup_facts(compared.pair),
@@ -330,6 +331,9 @@ def compare(
         groups = [f"group {number}" for number, turn in enumerate(whole.turns, 1) for _ in turn]
         places = measurements.groupby("policy", sort=False).cumcount() % len(prompts)
         measurements["prompt"] = [groups[place] for place in places]
+        category = measurements.groupby("prompt")["category"]
+        one = category.transform("nunique") == 1
+        measurements["category"] = category.transform("first").where(one, "")
         measurements[[f"{stage}_seconds" for stage in (*STAGES, "overhead")]] = np.nan
     speeds = table.compare(measurements)
     decoded = {
@@ -354,12 +358,30 @@ def compare(
     lossy = [name for name, verifier in verifiers.items() if not verifier.lossless]
     greedy = cfg.warp.temperature == 0
     parts = table.by_dataset(measurements)
+    tasks = {figure: table.RATIOS[figure] for figure in page.TASKS}
     results = {
         "methods": {name: method.to_dict() for name, method in methods.items()},
         "summary": {
             name: table.summary(part, set(against.values())) for name, part in parts.items()
         },
         "prompts": {name: table.count_prompts(part) for name, part in parts.items()},
+        "categories": {
+            dataset: {
+                name: {
+                    "prompts": table.count_prompts(part),
+                    "summary": table.summary(part, figures=tasks),
+                }
+                for name, part in categories.items()
+            }
+            for dataset, categories in table.by_category(measurements).items()
+        },
+        "positions": {
+            str(name): {
+                **{below: table.by_position(rows, below) for below in page.POSITIONS},
+                "judged": table.listed(rows, "judged_at").sum().astype(int).tolist(),
+            }
+            for name, rows in measurements.groupby("policy", sort=False)
+        },
         "requests": {name: len(each) for name, each in traces.items()},
         "against": against,
         "tried": tried,

@@ -244,15 +244,28 @@ DRAFTS = {
     "drafted/round": ".2f",
     "draft forwards/round": ".2f",
     "acceptance": ".3f",
+    "acceptance length": ".2f",
     "accepted length M": ".2f",
     "rollback RB": ".3f",
 }
 OVERLAPS = {"waste": ".3f"} | {name: ".1%" for name in OVERLAP if name != "waste"}
 DRAFTS_LEGEND = (
-    "acceptance: accepted of all draft tokens. accepted length M: mean length of a run of accepted"
-    " draft tokens; with draft and target in turn, a run is a round. rollback RB: share of draft"
-    " steps that a rejection took."
+    "acceptance: accepted of all draft tokens. acceptance length: 1 + accepted tokens per draft, so"
+    " with the target's own, over rounds that drafted (EAGLE's tau, vLLM's mean acceptance"
+    " length); tokens/target call is over all rounds (Spec-Bench's mean accepted tokens). accepted"
+    " length M: mean length of a run of accepted draft tokens; with draft and target in turn, a run"
+    " is a round that drafted. rollback RB: share of draft steps that a rejection took."
 )
+PLACES = 8  # positions of a draft that are shown
+POSITIONS = {
+    "drafts": "Of all drafts, those whose token at this position was accepted (vLLM's per-position"
+    " acceptance). A draft that ended before counts as one whose token was not; the shares of all"
+    " positions add up to the acceptance length - 1.",
+    "judged_at": "Of the drafts that had a token at this position and those before it accepted, the"
+    " ones whose token there was accepted as well (EAGLE's 0-alpha, 1-alpha, ...). n: such drafts.",
+}
+TREES = "In a tree a position is a depth, whose siblings count once: accepted if one of them was."
+TASKS = {"tokens/s": ".1f", "acceptance length": ".2f", "tokens/target call": ".2f"}
 PROFILE = dict.fromkeys([*STAGES, "overhead"], ".1%")
 PROFILE_LEGEND = (
     "overhead: decode time outside both models' forwards, whatever stage it is in. sample: drawing"
@@ -299,6 +312,8 @@ def page(
     parts += [legend(results["methods"], results["run"]["command"])]
     if whole:
         parts += remarks(results)
+        parts += task_parts(results, unit(cfg))
+        parts += position_parts(results["positions"], labels)
     parts += [
         f"{name}: left out, it did not compile ({why})."
         for name, why in results["left_out"].items()
@@ -452,6 +467,42 @@ def draft_table(summary: Summary) -> str:
     return figure_table(drafts, DRAFTS, with_interval)
 
 
+def task_parts(results: Mapping[str, Any], unit: str) -> list[str]:
+    """Return the figures of each set and category, a row a task and method; nothing where no set
+    has several categories."""
+    labels, rows = labels_of(results), list[list[str]]()
+    for dataset, categories in results["categories"].items():
+        of = dataset if dataset in results["summary"] else ALL
+        tasks = {dataset: {"prompts": results["prompts"][of], "summary": results["summary"][of]}}
+        tasks |= {f" - {name}": part for name, part in categories.items()}
+        for task, part in tasks.items():
+            for name, row in part["summary"].items():
+                figures = [  # 0: of no draft
+                    with_interval(row[figure], form) if figure in row and row[figure].value else "-"
+                    for figure, form in TASKS.items()
+                ]
+                speed = with_interval(row[SPEEDUP], unit="x")
+                rows.append([task, str(part["prompts"]), labels[name], speed, *figures])
+    header = ["task", f"{unit}s", "method", "speed-up", *TASKS]
+    return ["## By set and category", markdown(header, rows)] if rows else []
+
+
+def position_parts(positions: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    """Return the tables of acceptance by position of the draft, of the first ones."""
+    drafts = {labels[name]: each for name, each in positions.items() if each["judged"]}
+    most = min(PLACES, max((len(each["judged"]) for each in drafts.values()), default=0))
+    parts = list[str]()
+    for below, told in POSITIONS.items():
+        rows = []
+        for name, each in drafts.items():
+            cells = [with_interval(one, ".3f") for one in each[below]]
+            if below == "judged_at":
+                cells = [f"{cell}, n={n}" for cell, n in zip(cells, each["judged"], strict=True)]
+            rows.append([name, *cells, *[""] * most][: most + 1])
+        parts += [told, markdown(["method", *map(str, range(1, most + 1))], rows)]
+    return ["## Acceptance by position of the draft", *parts, TREES] if drafts else []
+
+
 def without_interval(estimate: Estimate, form: str) -> str:
     return f"{estimate.value:{form}}"
 
@@ -463,7 +514,7 @@ def figure_table(
 ) -> str:
     """Return a table of figures by method. forms: of the figures that are shown."""
     rows = [
-        [name, *(written(row[figure], form) for figure, form in forms.items())]
+        [name, *(written(row[each], form) if each in row else "-" for each, form in forms.items())]
         for name, row in summary.items()
     ]
     header = [figure.removeprefix(f"{SPEEDUP}, ") for figure in forms]

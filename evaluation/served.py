@@ -378,7 +378,10 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
     for name, mine in measurements.groupby("policy", sort=False):
         if not mine["drafts"].sum():
             continue
-        lines = {f"{size}, measured": shares(of) for size, of in by_size(mine)}
+        lines = {
+            f"{size}, measured": [one for one in table.by_position(of) if one.value > 0]
+            for size, of in by_size(mine)
+        }
         if name in predicted:
             lines = {"1, predicted": list(predicted[str(name)]), **lines}
         for label, each in lines.items():
@@ -386,11 +389,3 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
             rows.append([printable(str(name)), label, *(with_interval(one, ".3f") for one in each)])
     padded = [row + [""] * (most + 2 - len(row)) for row in rows]
     return markdown(["method", "requests", *(str(n + 1) for n in range(most))], padded)
-
-
-def shares(rows: pd.DataFrame) -> list[Estimate]:
-    drafts = rows["drafts"].to_numpy(float)
-    places = max(map(len, rows["accepted_at"]))
-    reached = np.array([[*each, *[0] * (places - len(each))] for each in rows["accepted_at"]])
-    found = [ratio_of(reached[:, place].astype(float), drafts) for place in range(places)]
-    return [share for share in found if share.value > 0]

@@ -35,6 +35,7 @@ SCHEMA = {
     "policy": "name of the method, stop rule or schedule",
     "setting": "the value that is swept, such as a threshold or a length; NaN: as configured",
     "dataset": "of the prompt",
+    "category": "of the prompt, within its dataset",
     "prompt": "id of the prompt",
     "repeat": "from 0, how often the policy had decoded the prompt before",
     "requests": "decoded together; without the column: one",
@@ -44,6 +45,9 @@ SCHEMA = {
     "target_rows": "rows of those calls",
     "drafted": "draft tokens; in a tree every node",
     "accepted": "of those, the ones that the target accepted",
+    "drafts": "rounds that drafted; NaN for models side by side, whose lists are empty",
+    "accepted_at": "list; entry n: drafts of which more than n tokens were accepted",
+    "judged_at": "list; entry n: drafts of which n tokens were accepted and one more was judged",
     "draft_forwards": "forwards of the draft",
     "questions": "numbers that the stop rule computed or asked of a predictor",
     "calls_by_drafted": "list; entry n: target calls that verified n draft tokens",
@@ -75,6 +79,7 @@ RATIOS = {
     "drafted/round": ("drafted", "rounds"),
     "draft forwards/round": ("draft_forwards", "rounds"),
     "acceptance": ("accepted", "drafted"),
+    "acceptance length": ("with_bonus", "drafts"),
     "accepted length M": ("run_tokens", "runs"),
     "rollback RB": ("lost", "steps"),
     "stop rule time": ("stop_seconds", "seconds"),  # including its predictor
@@ -111,7 +116,13 @@ def timed(traces: Mapping[str, Sequence[Trace]]) -> pd.DataFrame:
     """Return the rows of decoded responses. traces: policy -> those of all prompts and repeats, in
     the order they were decoded."""
     rows = (
-        {"policy": policy, "dataset": trace.dataset, "prompt": trace.prompt_id, **sums(trace)}
+        {
+            "policy": policy,
+            "dataset": trace.dataset,
+            "category": trace.category,
+            "prompt": trace.prompt_id,
+            **sums(trace),
+        }
         for policy, decoded in traces.items()
         for trace in decoded
     )
@@ -167,6 +178,7 @@ def sums(trace: Trace) -> dict[str, Any]:
         "drafted": sum(drafted),
         # only of known drafts: other libraries do not tell what they drafted
         "accepted": sum(round_.accepted for round_ in rounds if round_.draft_tokens),
+        **_by_position(rounds),
         "draft_forwards": sum(round_.draft_forwards for round_ in rounds),
         "questions": sum(len(round_.predicted) for round_ in rounds),
         "calls_by_drafted": np.bincount(np.array(drafted, dtype=np.int64), minlength=1),
@@ -180,6 +192,20 @@ def sums(trace: Trace) -> dict[str, Any]:
         **stages,
         "overhead_seconds": max(0.0, decoded - _model_seconds(trace)),
         "joules": np.nan if trace.joules is None else trace.joules,
+    }
+
+
+def _by_position(rounds: Sequence[RoundTrace]) -> dict[str, Any]:
+    """Return the number of drafts and what became of each position; in a tree, of the accepted
+    path. Where models run side by side a draft goes on over rounds."""
+    if any(round_.overlap for round_ in rounds):
+        return {"drafts": np.nan, "accepted_at": [], "judged_at": []}
+    drafts = [round_ for round_ in rounds if round_.draft_tokens]
+    places = range(max((round_.judged for round_ in drafts), default=0))
+    return {
+        "drafts": len(drafts),
+        "accepted_at": [sum(each.accepted > n for each in drafts) for n in places],
+        "judged_at": [sum(each.judged > n for each in drafts) for n in places],
     }
 
 
@@ -297,6 +323,28 @@ def ratio_of(above: Array, below: Array) -> Estimate:
     return bootstrap(lambda times: divided(times @ above, times @ below), len(above))
 
 
+def by_position(measurements: pd.DataFrame, below: str = "drafts") -> list[Estimate]:
+    """Return for each position of a draft its `accepted_at` over `below`: "drafts", all of them, or
+    "judged_at", those whose token there was judged. Columns are of one policy; none for models side
+    by side."""
+    if measurements["drafts"].isna().any():
+        return []
+    lists = listed(measurements, below) if below == "judged_at" else {}
+    return [
+        ratio(
+            measurements.assign(above=accepted, below=lists.get(place, measurements["drafts"])),
+            "above",
+            "below",
+        )
+        for place, accepted in listed(measurements, "accepted_at").items()
+    ]
+
+
+def listed(measurements: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return a column for each entry of the lists in `column`, 0 where a list is shorter."""
+    return pd.DataFrame(list(map(list, measurements[column])), measurements.index).fillna(0)
+
+
 def compare(
     measurements: pd.DataFrame,
     against: str = BASELINE,
@@ -340,14 +388,19 @@ def divided(above: Any, below: Any) -> Any:
     return np.divide(above, below, out=np.zeros_like(above), where=below != 0)
 
 
-def summary(measurements: pd.DataFrame, against: Iterable[str] = ()) -> Summary:
-    """Return every figure of every policy that its columns allow. against: policies besides plain
+def summary(
+    measurements: pd.DataFrame,
+    against: Iterable[str] = (),
+    figures: Mapping[str, tuple[str, str]] = RATIOS | SHARES | OVERLAP,
+) -> Summary:
+    """Return the figures of every policy that its columns allow. against: policies besides plain
     decoding that speeds are compared with (`over <policy>`)."""
     classes = ["class_none", "class_some", "class_all"]
     rows = measurements
+    if {"accepted", "drafts"} <= set(rows):
+        rows = rows.assign(with_bonus=rows["accepted"] + rows["drafts"])
     if set(classes) <= set(rows):
         rows = rows.assign(classified=rows[classes].sum(axis=1))
-    figures = RATIOS | SHARES | OVERLAP
     figures_of: Summary = {}
     for policy, mine in rows.groupby("policy", sort=False):
         filled = {column for column in mine if mine[column].notna().all()}
@@ -374,6 +427,16 @@ def by_dataset(measurements: pd.DataFrame) -> dict[str, pd.DataFrame]:
     names = sorted(measurements["dataset"].unique())
     parts = {shown_as(name): measurements[measurements["dataset"] == name] for name in names}
     return {ALL: measurements, **(parts if len(names) > 1 else {})}
+
+
+def by_category(measurements: pd.DataFrame) -> dict[str, dict[str, pd.DataFrame]]:
+    """Return the rows of each category, by dataset, of the datasets that have several."""
+    found = dict[str, dict[str, pd.DataFrame]]()
+    for dataset, rows in measurements.groupby("dataset"):
+        parts = {str(name): part for name, part in rows.groupby("category", sort=False) if name}
+        if len(parts) > 1:
+            found[shown_as(str(dataset))] = parts
+    return found
 
 
 def count_prompts(measurements: pd.DataFrame) -> int:

@@ -25,6 +25,9 @@ class HubPrompts:
     ]
     template: Template = None
     too_long: TooLong = "error"
+    id: Annotated[Text | None, "column with its id; null: id where there is one, else numbered"] = (
+        None
+    )
 
     def __iter__(self) -> Iterator[Prompt]:
         """Yield the prompts. Raises UserError when the dataset cannot be loaded or has no such
@@ -38,6 +41,15 @@ class HubPrompts:
                 f"dataset.hub_id: cannot load {self.hub_id} ({error}). Check dataset.hub_id,"
                 " dataset.subset, dataset.split and the network, or take prompts from a file"
             ) from error
-        numbered = ((f"{self.hub_id} row {number}", number, row) for number, row in enumerate(rows))
+        if self.id is not None and self.id not in rows.column_names:
+            columns = ", ".join(rows.column_names)
+            raise UserError(
+                f"dataset.id: {self.hub_id} has no column {self.id!r} (it has {columns}). Set"
+                " dataset.id=<one> that it has, or null"
+            )
+        numbered = (
+            (f"{self.hub_id} row {number}", number, row | ({"id": row[self.id]} if self.id else {}))
+            for number, row in enumerate(rows)
+        )
         about = (self.name, self.field, self.limit, self.chat, self.template, self.too_long)
         return iter(prompts_from_rows(numbered, *about))
