@@ -9,6 +9,7 @@ with a 95 % bootstrap interval over prompts (repeats of a prompt are added up), 
 table and a notebook that read the same rows show the same number."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -286,8 +287,7 @@ def price(measurements: pd.DataFrame, cost: CostTable) -> pd.DataFrame:
     for policy, rows in measurements.groupby("policy", sort=False):
         names = ("draft_forwards", "questions", "emitted")
         counts: dict[str, Any] = {name: rows[name].to_numpy() for name in names}
-        calls = pd.DataFrame(list(map(list, rows["calls_by_drafted"])))  # shorter ones end in NaN
-        counts["calls_by_drafted"] = calls.fillna(0).to_numpy(np.float64)
+        counts["calls_by_drafted"] = listed(rows, "calls_by_drafted").to_numpy(np.float64)
         modelled = cost.price(counts, str(policy))
         parts.append(rows.assign(modelled=modelled, modelled_plain=cost.plain(counts)))
     return pd.concat(parts)
@@ -342,7 +342,8 @@ def by_position(measurements: pd.DataFrame, below: str = "drafts") -> list[Estim
 
 def listed(measurements: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return a column for each entry of the lists in `column`, 0 where a list is shorter."""
-    return pd.DataFrame(list(map(list, measurements[column])), measurements.index).fillna(0)
+    entries = zip_longest(*measurements[column], fillvalue=0)
+    return pd.DataFrame(dict(enumerate(entries)), measurements.index)
 
 
 def compare(

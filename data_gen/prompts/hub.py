@@ -8,6 +8,8 @@ from data_gen.prompts.prompt import Prompt, prompts_from_rows
 from runtime.errors import UserError
 from runtime.settings.kinds import Count, Template, Text, TooLong
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, on the hub
+
 
 @dataclass(frozen=True)
 class HubPrompts:
@@ -47,9 +49,15 @@ class HubPrompts:
                 f"dataset.id: {self.hub_id} has no column {self.id!r} (it has {columns}). Set"
                 " dataset.id=<one> that it has, or null"
             )
-        numbered = (
+        numbered = [
             (f"{self.hub_id} row {number}", number, row | ({"id": row[self.id]} if self.id else {}))
             for number, row in enumerate(rows)
-        )
+        ]
+        if hidden := sum(PLACEHOLDER in str(row.get(self.field)) for _, _, row in numbered):
+            raise UserError(
+                f"dataset.hub_id: {hidden} of {len(numbered)} rows of {self.hub_id} hold no prompt"
+                " but a note to fetch it. Write them with NVIDIA's specdec_bench (prepare_data.py)"
+                " and set dataset.hub_id=<its folder of the subset> dataset.subset=null"
+            )
         about = (self.name, self.field, self.limit, self.chat, self.template, self.too_long)
         return iter(prompts_from_rows(numbered, *about))

@@ -173,6 +173,62 @@ def test_hub_out_of_reach_is_one_line(monkeypatch):
         load_prompts(cfg("hub", hub_id="owner/set"))
 
 
+BENCHMARKS: dict[str, tuple[str, dict[str, object]]] = {
+    "spec_bench": ("question.jsonl", {"question_id": 81, "category": "qa", "turns": ["A?"]}),
+    "speed_bench": (
+        "test.parquet",
+        {"question_id": "81", "category": "qa", "sub_category": "x", "turns": ["A?"]},
+    ),
+    "mt_bench": (
+        "data/train-00000-of-00001.parquet",
+        {"prompt": ["A?"], "prompt_id": 81, "category": "qa", "reference": []},
+    ),
+    "gsm8k": ("main/test-00000-of-00001.parquet", {"question": "A?", "answer": "#### 1"}),
+    "humaneval": (
+        "openai_humaneval/test-00000-of-00001.parquet",
+        {"task_id": "81", "prompt": "A?", "canonical_solution": "", "test": ""},
+    ),
+    "math500": ("test.jsonl", {"problem": "A?", "answer": "1", "unique_id": "81", "level": 2}),
+    "mbpp": ("full/test-00000-of-00001.parquet", {"task_id": 81, "text": "A?", "code": ""}),
+}
+"""A row as each publishes it, and in which file of its folder or repository."""
+
+
+def published(folder: Path, name: str, **changes: object) -> None:
+    file, row = BENCHMARKS[name]
+    rows, path = datasets.Dataset.from_list([row | changes]), folder / file
+    path.parent.mkdir(parents=True)
+    rows.to_json(path) if path.suffix == ".jsonl" else rows.to_parquet(path)
+    subset = path.parent.relative_to(folder).name
+    configs = [{"config_name": subset, "data_files": [{"split": "test", "path": f"{subset}/*"}]}]
+    if subset not in ("", "data"):
+        (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_are_read_as_they_are_published(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    published(tmp_path / name, name)
+    (prompt,) = load_prompts(cfg(name, hub_id=str(tmp_path / name)))
+    named, category = (
+        "81" if name != "gsm8k" else "gsm8k-0",
+        BENCHMARKS[name][1].get("category", ""),
+    )
+    told = (prompt.id, prompt.dataset, prompt.category, prompt.text)
+    assert told == (named, name, category, "A?")
+
+
+def test_a_benchmark_whose_texts_are_elsewhere_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    note = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    published(tmp_path / "set", "speed_bench", turns=[f"{note}\n\n{{question}}"])
+    speed = cfg("speed_bench", hub_id=str(tmp_path / "set"))
+    with pytest.raises(UserError, match=r"hub_id: 1 of 1 rows .*prepare_data\.py"):
+        load_prompts(speed)
+    with pytest.raises(UserError, match=r"dataset\.id: .* no column 'task' \(it has question_id"):
+        load_prompts(OmegaConf.merge(speed, {"id": "task"}))
+
+
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -12,8 +12,10 @@ from evaluation.page import (
     labelled,
     legend,
     lossless_in_short,
+    position_parts,
     simulated,
     speed_table,
+    task_parts,
     verdict,
 )
 from evaluation.table import RATIOS, SPEEDUP, Row, markdown, summary, timed
@@ -53,6 +55,32 @@ def test_drafts_of_which_nothing_is_accepted_are_no_plain_decoding():
     rejected = {"tokens/target call": 1.0, "drafted/round": 2.0}
     assert verdict("x", row(0.5, 0.6, **rejected)) == "SLOWER"
     assert verdict("x", row(0.5, 0.6, **rejected | {"drafted/round": 0})) == "does not speculate"
+
+
+def test_figures_are_by_category_below_their_set():
+    known, half = row(1.1, 1.3, **{"acceptance length": 0}), row(0.9, 1.0)
+    methods = {"autoregressive": {"settings": PLAIN}, "x": {"settings": {}}}
+    results: Any = {
+        "methods": methods,
+        "prompts": {"all": 9},
+        "summary": {"all": {"autoregressive": known, "x": half}},
+        "categories": {"toy": {"qa": {"prompts": 4, "summary": {"x": half}}}},
+    }
+    _, text = task_parts(results, "prompt")
+    _, _, *lines = [[cell.strip() for cell in each.split("|")[1:-1]] for each in text.splitlines()]
+    assert lines[0] == ["toy", "9", "plain decoding", "1.20x (1.10 to 1.30)", "0.5", "-", "0.50"]
+    assert [each[:3] for each in lines[1:]] == [["toy", "9", "x"], ["- qa", "4", "x"]]
+    assert task_parts(results | {"categories": {}}, "prompt") == []
+
+
+def test_acceptance_by_position_leaves_out_what_has_no_draft():
+    none: Any = {"drafts": [], "judged_at": [], "judged": []}
+    shares = {"drafts": [Estimate(0.5)], "judged_at": [Estimate(0.75, 0.5, 1)], "judged": [12]}
+    long = {name: [each[0]] * 9 for name, each in shares.items()}
+    text = "\n".join(position_parts({"p": none, "m": shares, "n": long}, {n: n for n in "pmn"}))
+    assert "0.750 (0.500 to 1.000), n=12" in text and "| p " not in text
+    assert "| 8 " in text and "| 9 " not in text
+    assert position_parts({"p": none}, {"p": "p"}) == []
 
 
 def measured(prompts: str = "abcdef", **seconds: float) -> pd.DataFrame:

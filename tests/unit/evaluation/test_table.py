@@ -66,6 +66,37 @@ def test_ratios_are_of_sums_over_requests():
     assert row["acceptance"] == pytest.approx(8 / 13)
 
 
+def test_acceptance_length_and_acceptance_by_position():
+    """Of FIRST and SECOND: 6 drafts, 5 accept their first token, 3 of those have a second one. A
+    draft that ends with the response was judged no further."""
+    rows = timed({"m": [trace(FIRST), trace(SECOND, prompt="b")]})
+    accepted = [each.value for each in table.by_position(rows)]
+    assert accepted == pytest.approx([5 / 6, 2 / 6, 1 / 6, 0])
+    length = summary(rows)["m"]["acceptance length"]
+    assert length.value == pytest.approx(1 + sum(accepted)) and length.low is not None
+    judged = [each.value for each in table.by_position(rows, "judged_at")]
+    assert judged == pytest.approx([5 / 6, 2 / 3, 1 / 1, 0 / 1])
+    cut = timed({"m": [trace([chain(3, 2, emitted=2)])]})
+    assert [each.value for each in table.by_position(cut, "judged_at")] == [1, 1]
+    trees = timed({"m": [trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)])]})
+    assert trees["judged_at"][0] == [3, 1] and trees["accepted_at"][0] == [2, 1]
+    sides = timed({"m": [trace([replace(r, overlap=SHARED) for r in FIRST])]})
+    assert table.by_position(sides) == [] and "acceptance length" not in summary(sides)["m"]
+    assert table.by_position(timed({"m": [plain(3)]})) == []
+
+
+def test_categories_are_those_of_sets_that_have_several():
+    names = {"a": "qa", "b": "rag", "c": "qa"}
+    some = [replace(plain(1, prompt=p), category=name) for p, name in names.items()]
+    alone = [replace(plain(1, prompt="d", dataset="code"), category="code"), plain(1, dataset="z")]
+    parts = table.by_category(timed({"m": [*some, *alone]}))
+    assert {name: each["prompt"].tolist() for name, each in parts["toy"].items()} == {
+        "qa": ["a", "c"],
+        "rag": ["b"],
+    }
+    assert list(parts) == ["toy"]
+
+
 def test_nothing_is_an_empty_table_and_plain_decoding_has_no_draft_figures():
     rows = table.table("timed", [])
     assert rows.empty and {"kind", "policy", "dataset", "prompt", "repeat"} <= set(rows)
@@ -154,9 +185,10 @@ def test_a_replay_fills_the_same_columns_and_a_cost_table_prices_them():
 def test_a_table_is_read_as_it_was_saved(tmp_path):
     rows = timed({"m": [trace(FIRST, 2.0)], "n": [trace(SECOND)]})
     table.save(rows, tmp_path / table.FILE)
-    again, calls = pd.read_parquet(tmp_path / table.FILE), "calls_by_drafted"
-    pd.testing.assert_frame_equal(again.drop(columns=calls), rows.drop(columns=calls))
-    assert again[calls][0].tolist() == rows[calls][0].tolist()
+    again, lists = pd.read_parquet(tmp_path / table.FILE), ["calls_by_drafted", "accepted_at"]
+    lists.append("judged_at")
+    pd.testing.assert_frame_equal(again.drop(columns=lists), rows.drop(columns=lists))
+    assert all(again[name][0].tolist() == list(rows[name][0]) for name in lists)
 
 
 def test_the_docs_say_what_every_column_means():
