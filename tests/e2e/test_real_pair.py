@@ -1,8 +1,9 @@
-"""The embedded pair, built into the user's own cache: what no tiny model can show."""
+"""The embedded pairs, built into the user's own cache: what no tiny model can show."""
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from data_gen.prompts.render import prompt_ids
 from data_gen.requests import requests_of_split
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.overlapped import OverlappedEngine
+from decoding.engines.serial import SerialEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
+from decoding.stopping.never import Never
 from decoding.structures.branch_point import BranchPoint
+from decoding.structures.lookup import Lookup
 from decoding.verifiers.point_mass import PointMassVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
@@ -118,3 +122,23 @@ def test_greedy_is_autoregressive(pair: ModelPair, prompts: list[torch.Tensor]) 
         pair.target, prompts[:20], *traces, None if pair.target.exact else torch.float32
     )
     assert all(each.excused for each in differences), differences
+
+
+@pytest.mark.full
+def test_gemma_copies_its_text_far_past_its_windows() -> None:
+    """As `generate` goes on, but for near ties."""
+    subprocess.run([sys.executable, "pairs/build_pair.py", "pair=gemma3"], cwd=ROOT, check=True)
+    found = load_pair(Pair.of(composed("build_pair", "pair=gemma3", PLAIN[0]).pair))
+    assert found.eos_ids == (1, 106) and found.target.vocab_size == 1 << 18
+    text = " ".join(f"Ticket {n} costs {7 * n} pence." for n in range(1, 80))
+    ids, greedy = torch.tensor(found.tokenizer(text)["input_ids"]), Warp(0.0)
+    assert len(ids) > 512 + 64
+    engine = SerialEngine(
+        found, Lookup(3, 1, 8), Never(), TokenVerifier(), greedy, greedy, frozenset(found.eos_ids)
+    )
+    trace = engine.decode(ids, 48, Sampler.seeded(0))
+    expected = found.target.model.generate(ids[None], max_new_tokens=48, do_sample=False)[0]
+    plain = replace(trace, tokens=expected[len(ids) :].tolist())
+    differences = greedy_differences(found.target, [ids], [trace], [plain])
+    assert all(each.excused for each in differences), differences
+    assert len(trace.rounds) < 40

@@ -123,5 +123,9 @@ def test_what_is_no_conversation_is_refused(says: str, row: dict[str, Any], tmp_
 
 def test_a_conversation_is_not_continued_as_text(tmp_path: Path) -> None:
     refuses(
-        r"has a conversation, .* dataset.chat=true", read, tmp_path, {"messages": CHAT}, chat=False
+        r"a conversation, .* dataset.chat=true, or write its text under 'prompt'",
+        read,
+        tmp_path,
+        {"messages": CHAT},
+        chat=False,
     )

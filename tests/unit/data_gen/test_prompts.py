@@ -332,4 +332,5 @@ def test_what_cannot_be_rendered_says_what_to_set():
     assert len(prompt_ids(prompt, chatting(), 2)) == 2
     says = r"pair\.max_length: the prompt long-one has 2 tokens, there is room for 1"
     refuses(says, prompt_ids, prompt, chatting(), 1)
-    refuses(r"dataset\.chat: .* Set dataset\.chat=false", prompt_ids, HELLO, chatting(None), 10)
+    says = r"dataset\.chat: .* Set dataset\.chat=false .* or put chat_template\.jinja beside"
+    refuses(says, prompt_ids, HELLO, chatting(None), 10)

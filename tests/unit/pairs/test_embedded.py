@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from decoding.models.draft_model import copied_layers, draft_from_layers, own_layers
 from decoding.models.draft_vocabulary import own_vocabulary, read_vocabulary, write_vocabulary
@@ -30,11 +30,13 @@ from pairs.embedded import (
     plain_model,
     rounded,
     ship,
+    write_rounded_draft,
 )
 from runtime.errors import UserError
 from tests.conf.test_configs import composed
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.tiny_pair import tiny_tokenizer
+from tests.helpers.models.windowed import windowed
 
 GGUF = b"weights"
 
@@ -310,6 +312,19 @@ def test_a_rounded_draft_is_the_target_with_coarser_layers(cfg, tmp_path, capsys
     cfg.pair.bits = 4
     build_all(cfg)
     assert "draft: made from other sources" in capsys.readouterr().out
+
+
+def test_another_class_is_rounded_alike(tmp_path):
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    plain_model(windowed("Gemma3", 5)).save_pretrained(target)
+    tiny_tokenizer().save_pretrained(target)
+    write_rounded_draft(target, 3, 4, draft)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (draft, target))
+    assert type(ours) is type(theirs) is Gemma3ForCausalLM and ours.config.sliding_window == 5
+    found, before = (model.model.layers[1].self_attn.q_proj.weight for model in (ours, theirs))
+    assert torch.equal(found, rounded(before, 3, 4)) and not torch.equal(found, before)
+    found, before = (model.model.layers[1].self_attn.q_norm.weight for model in (ours, theirs))
+    assert torch.equal(found, before)
 
 
 def test_rounded_pairs_of_other_bits_lie_in_other_folders():
