@@ -100,8 +100,8 @@ def serve(cfg: DictConfig) -> None:
     identity = pair_identity(pair)
     depends_on = [
         {name: method.to_dict() for name, method in compared.items()},
-        [cfg.max_new_tokens, cfg.seed, instantiate(cfg.warp).to_dict(), identity],
-        [[each.dataset, each.prompt_id, each.tokens.tolist()] for each in requests],
+        [cfg.max_new_tokens, cfg.seed, cfg.by_category, instantiate(cfg.warp).to_dict(), identity],
+        [[each.dataset, each.category, each.prompt_id, each.tokens.tolist()] for each in requests],
         setup_facts(pair),
         file_hashes([named_files(method.settings) for method in compared.values()]),
     ]
@@ -115,7 +115,7 @@ def serve(cfg: DictConfig) -> None:
         if cfg.data is not None:
             logger.used(*Harvest.open(cfg.data).artifact)
         turns = served(cfg, engines, requests, journal)
-        measurements = measured(cfg, turns)
+        measurements = measured(cfg, requests, turns)
         facts = {"run": run_facts(cfg, pair), "predicted": predicted}
         text = page(
             cfg, measurements, predicted, facts["run"], compared_outputs(cfg, pair, requests, turns)
@@ -175,12 +175,18 @@ def serving(method: Method, pair: ModelPair, size: int) -> Serving:
     return engine
 
 
-def groups(requests: Sequence[Request], size: int) -> list[list[int]]:
+def groups(requests: Sequence[Request], size: int, apart: bool) -> list[list[int]]:
     """Return the numbers of the requests that are asked at once: each once, and the first ones
-    again where the last group lacks some."""
-    numbers = range(-(-len(requests) // size) * size)
-    wrapped = [number % len(requests) for number in numbers]
-    return [wrapped[first : first + size] for first in range(0, len(wrapped), size)]
+    again where the last group lacks some. apart: those of every dataset and category for
+    themselves"""
+    kinds = dict[Any, list[int]]()
+    for number, each in enumerate(requests):
+        kinds.setdefault((each.dataset, each.category) if apart else None, []).append(number)
+    return [
+        [numbers[place % len(numbers)] for place in range(first, first + size)]
+        for numbers in kinds.values()
+        for first in range(0, len(numbers), size)
+    ]
 
 
 def served(
@@ -194,7 +200,7 @@ def served(
     plan = [
         (size, repeat, number, group)
         for size, repeat in product(cfg.requests, range(cfg.repeats))
-        for number, group in enumerate(groups(requests, size))
+        for number, group in enumerate(groups(requests, size, cfg.by_category))
     ]
     names = alternating(list(engines))
     if len(journal.turns) < len(plan):
@@ -218,11 +224,13 @@ def served(
     return journal.turns
 
 
-def measured(cfg: DictConfig, turns: Turns) -> pd.DataFrame:
+def measured(cfg: DictConfig, requests: Sequence[Request], turns: Turns) -> pd.DataFrame:
     """Return a row for each method and group of requests."""
     rows = []
     for key, turn in sorted(turns.items()):
         size, _, number = (int(part) for part in key.split("/"))
+        first = requests[groups(requests, size, cfg.by_category)[number][0]]
+        of = {"dataset": first.dataset, "category": first.category} if cfg.by_category else {}
         for name, group in turn.items():
             emitted, rounds = sum(map(len, group.tokens)), group.rounds
             if rounds is None:  # of an engine whose prefill says the first token
@@ -230,6 +238,7 @@ def measured(cfg: DictConfig, turns: Turns) -> pd.DataFrame:
             rows.append(
                 {
                     "policy": name,
+                    **of,
                     "prompt": f"group {number}",
                     "requests": size,
                     "emitted": emitted,
@@ -309,7 +318,7 @@ def compared_outputs(
     asked, decoded = list[Request](), dict[str, list[Trace]]()
     for key, turn in turns.items():
         size, _, number = (int(part) for part in key.split("/"))
-        these = [requests[each] for each in groups(requests, size)[number]]
+        these = [requests[each] for each in groups(requests, size, cfg.by_category)[number]]
         asked += these
         for name, group in turn.items():
             decoded.setdefault(name, []).extend(
@@ -347,29 +356,48 @@ def page(
     outputs: Sequence[str],
 ) -> str:
     """Return the answer, the speeds by requests at once, and acceptance by position."""
-    speed = {size: speeds(rows) for size, rows in by_size(measurements)}
     ratios = {size: table.compare(rows, cfg.against) for size, rows in by_size(measurements)}
     best = {size: max(each, key=lambda name: each[name].value) for size, each in ratios.items()}
     answer = [
         f"{size} at once: {best[size]}, {with_interval(each[best[size]], unit='x')} {cfg.against}"
         for size, each in ratios.items()
     ]
-    names = [name for name in dict.fromkeys([cfg.against, *cfg.methods])]
-    lines = [
-        [name, *(f"{speed[n][name]:.1f} {with_interval(ratios[n][name], unit='x')}" for n in speed)]
-        for name in names
-    ]
     parts = [
         "Fastest, measured: " + "; ".join(answer) + ".",
         f"# {heading(cfg)}",
         f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
         "## Tokens per second, by requests at once",
-        markdown(["method", *map(str, speed)], lines),
+        markdown(["method", *map(str, ratios)], speed_lines(cfg, measurements)),
+        *by_category(cfg, measurements),
         "\n".join(outputs),
         "## Share of drafts of which at least so many tokens were accepted",
         acceptance(measurements, predicted),
     ]
     return "\n\n".join(parts)
+
+
+def speed_lines(cfg: DictConfig, measurements: pd.DataFrame) -> list[list[str]]:
+    """Return for every method its tokens per second and speed-up by requests at once."""
+    lines = {name: [name] for name in dict.fromkeys([cfg.against, *cfg.methods])}
+    for _, rows in by_size(measurements):
+        speed, over = speeds(rows), table.compare(rows, cfg.against)
+        for name, line in lines.items():
+            line.append(f"{speed[name]:.1f} {with_interval(over[name], unit='x')}")
+    return list(lines.values())
+
+
+def by_category(cfg: DictConfig, measurements: pd.DataFrame) -> list[str]:
+    """Return the same by set and category, where groups were asked by them."""
+    if not cfg.by_category:
+        return []
+    lines = [
+        [f"{dataset} - {category}" if category else str(dataset), *line]
+        for (dataset, category), rows in measurements.groupby(["dataset", "category"])
+        for line in speed_lines(cfg, rows)
+    ]
+    sizes = map(str, sorted(measurements["requests"].unique()))
+    header = ["task", "method", *sizes]
+    return ["## Tokens per second, by set and category", markdown(header, lines)]
 
 
 def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Estimate]]) -> str:
@@ -386,6 +414,9 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
             lines = {"1, predicted": list(predicted[str(name)]), **lines}
         for label, each in lines.items():
             most = max(most, len(each))
-            rows.append([printable(str(name)), label, *(with_interval(one, ".3f") for one in each)])
-    padded = [row + [""] * (most + 2 - len(row)) for row in rows]
-    return markdown(["method", "requests", *(str(n + 1) for n in range(most))], padded)
+            length = f"{1 + sum(one.value for one in each):.2f}"
+            shown = (with_interval(one, ".3f") for one in each)
+            rows.append([printable(str(name)), label, length, *shown])
+    padded = [row + [""] * (most + 3 - len(row)) for row in rows]
+    places = (str(n + 1) for n in range(most))
+    return markdown(["method", "requests", "acceptance length", *places], padded)

@@ -12,8 +12,9 @@ Needs the pair (python pairs/build_pair.py) and, for rules and structures that l
 checkpoints (python train.py), made with the same warps; grown drafts need measured costs as well
 (python scripts/tune.py cost=measure). Uses the thresholds of scripts/tune.py if there are some for
 this pair and these warps, unless others are given; other settings are tried on calibration prompts
-(`tried`). Writes results.json, table.md, measurements.parquet, the traces of every method and the
-texts of their tokens (vocabulary.json) to `out`. An interrupted run continues when started again.
+(`tried`). Writes results.json, table.md, measurements.parquet, the traces of every method, the
+texts of their tokens (vocabulary.json) and answers in Spec-Bench's layout (spec_bench) to `out`. An
+interrupted run continues when started again.
 
 Prints what to use and how sure that is, then one table; verbose=true prints every table (they are
 all in table.md). bound=true adds the speed-up that the draft's acceptance and the costs of forwards
@@ -141,7 +142,8 @@ class Evaluate(Methods):
         "speed-up on two devices, priced: measured, pipeline (a split target), speed ratios c",
     ]
     out: Annotated[
-        Output, "folder of results.json, table.md, measurements.parquet, traces, vocabulary.json"
+        Output,
+        "folder of results.json, table.md, measurements.parquet, traces, vocabulary, spec_bench",
     ]
 
     @staticmethod
@@ -243,6 +245,9 @@ class Served(Methods):
     limit: Limit
     max_new_tokens: Annotated[Count, "most tokens of a response"]
     repeats: Annotated[Count, "times that every group is decoded"]
+    by_category: Annotated[
+        bool, "requests at once are of one set and category, and tables say the speed of each"
+    ]
     seed: Annotated[Seed, "of the responses' draws"]
     logger: Logger
     out: Annotated[Output, "folder of served.json, table.md and measurements.parquet"]

@@ -51,6 +51,19 @@ def test_our_engine_beside_a_serving_one(asked: list[str], tmp_path: Path) -> No
     assert drafted["autoregressive"] == 0 and drafted["fixed"] > 0
 
 
+def test_requests_of_a_category_are_asked_together(asked: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | {"category": name} for row, name in zip(rows, ("qa", "rag", "qa"), strict=True)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    ours = ["methods=[fixed]", "against=autoregressive", "by_category=true"]
+    printed = run(served, *asked, *ours)
+    assert "- qa  | autoregressive |" in printed and "- rag | fixed " in printed
+    found = pd.read_parquet(tmp_path / "out/measurements.parquet")
+    twice = found[(found["requests"] == 2) & (found["policy"] == "fixed")]
+    assert twice.groupby("category")["emitted"].sum().to_dict() == {"qa": 16, "rag": 16}
+
+
 def test_nothing_is_predicted_of_single_tokens(asked: list[str], tmp_path: Path) -> None:
     run(served, *asked, "methods=[vllm_draft]", "data=data/greedy", "max_new_tokens=1")
     assert json.loads((tmp_path / "out/served.json").read_text())["predicted"] == {}
