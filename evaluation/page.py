@@ -19,6 +19,7 @@ from evaluation.methods import CHOSEN_HERE, chosen_here, origin, rule_of
 from evaluation.table import (
     ALL,
     BASELINE,
+    FEW,
     OVERLAP,
     SPEEDUP,
     Row,
@@ -35,7 +36,6 @@ from runtime.text import plural, printable
 PLAIN = "plain decoding"  # the baseline, as it is called wherever it is shown
 NOT_WORTH_IT = "plain decoding: no draft is worth it here"
 NO_GAIN = "no clear difference"
-FEW = 8  # prompts: with fewer, an interval is hardly more than their range
 NOISE = 1.1  # fastest over slowest repeat of plain decoding on a machine that is not quiet
 
 

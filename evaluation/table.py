@@ -26,6 +26,7 @@ FILE = "measurements.parquet"
 BASELINE = "autoregressive"  # the policy that drafts nothing
 ALL = "all"  # all datasets together, in tables and figures
 SPEEDUP = "speed-up"
+FEW = 8  # prompts: with fewer, an interval is hardly more than their range
 MODELLED = "modelled"  # prefix of columns with seconds of a cost table
 IDENTITY = {"policy": "", "setting": np.nan, "dataset": "", "prompt": ""}
 """Columns that identify a row, and what they hold where a producer knows nothing."""
@@ -325,19 +326,19 @@ def ratio_of(above: Array, below: Array) -> Estimate:
 
 def by_position(measurements: pd.DataFrame, below: str = "drafts") -> list[Estimate]:
     """Return for each position of a draft its `accepted_at` over `below`: "drafts", all of them, or
-    "judged_at", those whose token there was judged. Columns are of one policy; none for models side
-    by side."""
+    "judged_at", those whose token there was judged; without an interval where few prompts have any,
+    so that resamples may have none. Columns are of one policy; none for models side by side."""
     if measurements["drafts"].isna().any():
         return []
     lists = listed(measurements, below) if below == "judged_at" else {}
-    return [
-        ratio(
-            measurements.assign(above=accepted, below=lists.get(place, measurements["drafts"])),
-            "above",
-            "below",
-        )
-        for place, accepted in listed(measurements, "accepted_at").items()
-    ]
+    found = list[Estimate]()
+    for place, accepted in listed(measurements, "accepted_at").items():
+        of = lists.get(place, measurements["drafts"])
+        each = prompts(measurements.assign(above=accepted, below=of), "above", "below")
+        estimate = ratio_of(each["above"].to_numpy(float), each["below"].to_numpy(float))
+        few = len(each) > (each["below"] > 0).sum() < FEW
+        found.append(Estimate(estimate.value) if few else estimate)
+    return found
 
 
 def listed(measurements: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -76,6 +76,8 @@ def test_acceptance_length_and_acceptance_by_position():
     assert length.value == pytest.approx(1 + sum(accepted)) and length.low is not None
     judged = [each.value for each in table.by_position(rows, "judged_at")]
     assert judged == pytest.approx([5 / 6, 2 / 3, 1 / 1, 0 / 1])
+    third = table.by_position(rows, "judged_at")[2]
+    assert third == (1, None, None), "resamples may have no such draft"
     cut = timed({"m": [trace([chain(3, 2, emitted=2)])]})
     assert [each.value for each in table.by_position(cut, "judged_at")] == [1, 1]
     trees = timed({"m": [trace([tree_round(2, 2), tree_round(3, 1), tree_round(0, 0)])]})
