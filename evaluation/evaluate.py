@@ -157,18 +157,24 @@ def prepare(cfg: DictConfig) -> Comparison:
     for method in [*methods.values(), *(one for ways in tried.values() for one in ways.values())]:
         engine(method, pair)
     pending = any(len(ways) > 1 for ways in tried.values())
-    tried_on = load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts) if pending else []
-    requests = load_requests(cfg, pair, cfg.split, cfg.limit, tried_on)
+    keep = cfg.keep_caches and cfg.batch == 1
+    tried_on = load_requests(cfg, pair, CHOSEN_ON, cfg.tried_prompts, keep) if pending else []
+    requests = load_requests(cfg, pair, cfg.split, cfg.limit, keep, tried_on)
     read = {key: config for trained in checkpoints.values() for key, config in trained.items()}
     file = Path(cfg.thresholds) if tuned else None
     return Comparison(methods, read, pair, requests, tried, tried_on, advice, file)
 
 
 def load_requests(
-    cfg: DictConfig, pair: ModelPair, split: str, limit: int | None, besides: Sequence[Request] = ()
+    cfg: DictConfig,
+    pair: ModelPair,
+    split: str,
+    limit: int | None,
+    keep: bool = False,
+    besides: Sequence[Request] = (),
 ) -> list[Request]:
     """Return `limit` prompts of the split, evenly spaced; if that is the whole set, without those
-    whose text is in `besides`. Conversations are asked turn by turn."""
+    whose text is in `besides`. Conversations are asked turn by turn. keep: as in `turn_by_turn`"""
     prompts = load_prompts(cfg.dataset)
     if split == "all":
         aside = {(request.dataset, request.prompt_id) for request in besides}
@@ -176,9 +182,7 @@ def load_requests(
         prompts = [prompt for prompt in prompts if identifying(prompt) not in texts]
     tokens, shares = cfg.max_new_tokens, cfg.splits
     found = requests_of_split(prompts, pair, tokens, split, shares, limit, drafted=False)
-    return turn_by_turn(
-        found, pair, instantiate(cfg.warp), tokens, cfg.seed, cfg.keep_caches and cfg.batch == 1
-    )
+    return turn_by_turn(found, pair, instantiate(cfg.warp), tokens, cfg.seed, keep)
 
 
 def turn_by_turn(

@@ -5,8 +5,9 @@ Decoding, replay of a harvest, simulation of overlapped engines, batched schedul
 acceptance all fill the same pandas frame: a row for each (policy, setting, dataset, prompt,
 repeat), with sums over the rounds of that response. `price` adds modelled seconds, `compare` the
 speed of one policy over another's on the same prompts. Every figure is a ratio of sums over prompts
-with a 95 % bootstrap interval over prompts (repeats of a prompt are added up), so that a page, a
-table and a notebook that read the same rows show the same number."""
+with a 95 % bootstrap interval over prompts (repeats of a prompt are added up, and so are the turns
+of a conversation), so that a page, a table and a notebook that read the same rows show the same
+number."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -306,8 +307,18 @@ def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
     for column in ("setting", "split", "requests", "kind"):
         if column in measurements and measurements[column].nunique(dropna=False) > 1:
             raise ValueError(f"rows of several values of {column!r}: select one of them first")
-    keys = ["dataset", "prompt"]
-    groups = measurements.groupby(keys, dropna=False)
+    return _added(measurements.groupby(["dataset", "prompt"], dropna=False), columns)
+
+
+def conversations(each: pd.DataFrame) -> pd.DataFrame:
+    """Return sums over the turns of every conversation, whose ids end in `#<turn>`: one observation
+    for intervals. each: of `prompts`."""
+    dataset, prompt = (each.index.get_level_values(level) for level in (0, 1))
+    whole = prompt.astype(str).str.replace(r"#[0-9]+$", "", regex=True)
+    return _added(each.groupby([dataset, whole], dropna=False), list(map(str, each)))
+
+
+def _added(groups: Any, columns: Sequence[str]) -> pd.DataFrame:
     each = groups[list(dict.fromkeys(columns))]
     return each.sum().where(each.count().eq(groups.size(), axis=0))
 
@@ -315,7 +326,7 @@ def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
 def ratio(measurements: pd.DataFrame, above: str, below: str) -> Estimate:
     """Return sum(above) / sum(below) with its 95 % interval over prompts; 0 if sum(below) is 0.
     Columns are of one policy."""
-    each = prompts(measurements, above, below)
+    each = conversations(prompts(measurements, above, below))
     return ratio_of(each[above].to_numpy(float), each[below].to_numpy(float))
 
 
@@ -334,7 +345,8 @@ def by_position(measurements: pd.DataFrame, below: str = "drafts") -> list[Estim
     found = list[Estimate]()
     for place, accepted in listed(measurements, "accepted_at").items():
         of = lists.get(place, measurements["drafts"])
-        each = prompts(measurements.assign(above=accepted, below=of), "above", "below")
+        rows = measurements.assign(above=accepted, below=of)
+        each = conversations(prompts(rows, "above", "below"))
         estimate = ratio_of(each["above"].to_numpy(float), each["below"].to_numpy(float))
         few = len(each) > (each["below"] > 0).sum() < FEW
         found.append(Estimate(estimate.value) if few else estimate)
@@ -374,14 +386,14 @@ def over(mine: pd.DataFrame, other: pd.DataFrame, above: str, below: str) -> Est
     shared = mine.index.intersection(other.index)
     if shared.empty:
         return Estimate(float("nan"))
-    first, second = (each.loc[shared] for each in (mine, other))
+    first, second = (conversations(each.loc[shared]) for each in (mine, other))
     columns = [each[name].to_numpy(float) for each in (first, second) for name in (above, below)]
 
     def statistic(times: Any) -> Any:
         a, b, c, d = (times @ column for column in columns)
         return divided(divided(a, b), divided(c, d))
 
-    return bootstrap(statistic, len(shared))
+    return bootstrap(statistic, len(first))
 
 
 def divided(above: Any, below: Any) -> Any:
