@@ -31,7 +31,7 @@ QUICK = {
     "tune": f"{REPLAYED} points=3 cost=c4 methods=[fixed] out=runs/new.json",
 }
 PAIRLESS = ("train", "tune")
-LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=hub", "workers")
+LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=gsm8k", "workers")
 """Of settings with these words a run would take long, or ask somebody who is not there."""
 
 
