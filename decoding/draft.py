@@ -145,6 +145,7 @@ class RoundContext:
     eos_ids: tokens that end the output
     device: that of the draft's outputs, on which predictors that read states run
     draft_context: tokens that the draft model holds; None: any number
+    prompt: tokens of `committed` that were given
     """
 
     committed: Tensor
@@ -156,6 +157,7 @@ class RoundContext:
     verdicts: Sequence[bool] = ()
     device: torch.device = HOST
     draft_context: int | None = None
+    prompt: int = 0
 
     @property
     def max_copied(self) -> int:

@@ -240,9 +240,12 @@ class DraftTree:
         if row not in self._distributions:
             self.run([row])
             with self.watch.stage("sample"):
-                warp = self.warp.after(partial(self._text, row))
-                self._distributions[row] = warp.probs(self._logits[row])
+                self._distributions[row] = self._warp_after(row).probs(self._logits[row])
         return self._distributions[row]
+
+    def _warp_after(self, row: int) -> Warp:
+        warp = self.warp.within(self.context.prompt, self.context.eos_ids)
+        return warp.after(partial(self._text, row))
 
     def _text(self, row: int) -> Tensor:
         """Return the text [n] that ends at `row`."""

@@ -1,8 +1,9 @@
 """Warps that read the text: logits processors of transformers, asked along each path of a draft."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -15,6 +16,14 @@ from runtime.errors import UserError
 from runtime.settings.kinds import Field, Probability, Says, Size, Temperature, TopP
 
 
+class OfOutput(ABC):
+    """A processor that reads the output alone, without the prompt."""
+
+    @abstractmethod
+    def __call__(self, output: Tensor, scores: Tensor, eos_ids: Sequence[int]) -> Tensor:
+        """Return logits [1, V] for those after `output` [1, n]. eos_ids: that end it"""
+
+
 @dataclass(frozen=True)
 class Processed(Warp):
     """A warp of logits that processors have changed, each a function of the text so far: penalties,
@@ -22,11 +31,18 @@ class Processed(Warp):
 
     processors: (text [1, n], logits [1, V]) -> logits, as transformers has them, in this order.
         They must give the same for the same text, whatever they were asked before: of a draft they
-        are asked along each path. Where one does not, the output has another distribution
-    before: [m], what they see in front of the prompt, such as padding"""
+        are asked along each path. Where one does not, the output has another distribution. Those
+        `OfOutput` see the text behind the prompt
+    before: [m], what they see in front of the prompt, such as padding
+    prompt, eos_ids: as in `within`; None: not known"""
 
-    processors: Sequence[Callable[[Tensor, Tensor], Tensor]] = ()
+    processors: Sequence[Callable[..., Tensor]] = ()
     before: Sequence[int] = ()
+    prompt: int | None = None
+    eos_ids: Collection[int] = ()
+
+    def within(self, prompt: int, eos_ids: Collection[int]) -> Warp:
+        return replace(self, prompt=prompt, eos_ids=eos_ids)
 
     def after(self, text: Callable[[], Tensor]) -> Warp:
         return _After(**vars(self), text=text)
@@ -60,7 +76,12 @@ class _After(Processed):
         text = sent(text, logits.device)
         scores = logits[None].to(at_least_float32(logits.dtype), copy=True)
         for processor in self.processors:
-            scores = processor(text, scores)
+            if isinstance(processor, OfOutput):
+                assert self.prompt is not None, "a request says where its output begins"
+                output = text[:, len(self.before) + self.prompt :]
+                scores = processor(output, scores, sorted(self.eos_ids))
+            else:
+                scores = processor(text, scores)
         if scores.device.type == "cpu" and bool(scores.isneginf().all()):
             raise UserError(
                 f"warp: its processors ban every token that may follow {text[0, -8:].tolist()}."
@@ -93,9 +114,47 @@ class _Among(of_transformers.LogitsProcessor):
         words = scores.shape[-1]
         if wrong := [token for token in self.tokens if not 0 <= token < words]:
             raise UserError(
-                f"warp.banned, warp.bias: expected tokens from 0 to {words - 1}, got {wrong[0]}."
-                " Take the tokenizer of the model"
+                f"warp.banned, warp.bias, warp.forced: expected tokens from 0 to {words - 1}, got"
+                f" {wrong[0]}. Take the tokenizer of the model"
             )
+        return scores
+
+
+@dataclass(frozen=True)
+class Said(OfOutput):
+    """Takes `presence` from the logits of tokens in the output, and `frequency` for each time they
+    are there: the penalties of OpenAI's API."""
+
+    presence: float
+    frequency: float
+
+    def __call__(self, output: Tensor, scores: Tensor, eos_ids: Sequence[int]) -> Tensor:
+        counts = output[0].bincount(minlength=scores.shape[-1])
+        return scores - self.presence * (counts > 0) - self.frequency * counts
+
+
+@dataclass(frozen=True)
+class LeastNew(OfOutput):
+    """Bans the end of an output that has less than `count` tokens."""
+
+    count: int
+
+    def __call__(self, output: Tensor, scores: Tensor, eos_ids: Sequence[int]) -> Tensor:
+        if output.shape[-1] < self.count:
+            scores[..., [end for end in eos_ids if end < scores.shape[-1]]] = -math.inf
+        return scores
+
+
+@dataclass(frozen=True)
+class Forced(OfOutput):
+    """Bans everything but `tokens`, one after another, at the beginning of an output."""
+
+    tokens: Sequence[int]
+
+    def __call__(self, output: Tensor, scores: Tensor, eos_ids: Sequence[int]) -> Tensor:
+        if output.shape[-1] < len(self.tokens):
+            scores = torch.full_like(scores, -math.inf)
+            scores[..., self.tokens[output.shape[-1]]] = 0
         return scores
 
 
@@ -106,6 +165,12 @@ def processed(  # noqa: PLR0913
     repetition_penalty: Annotated[
         float, Field(gt=0), "what logits of tokens of the text are divided by, if positive"
     ] = 1.0,
+    presence_penalty: Annotated[
+        float, Field(ge=-2, le=2), "what is taken from logits of tokens in the output"
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, Field(ge=-2, le=2), "what is taken from them for each time they are in it"
+    ] = 0.0,
     no_repeat_ngram_size: Annotated[Size, "n-grams of the text do not come again; 0: they do"] = 0,
     banned: Annotated[
         Sequence[int], Says("token ids, such as [3, 7]"), "tokens that are never said"
@@ -115,6 +180,10 @@ def processed(  # noqa: PLR0913
         Says("numbers by token id, such as {5: -2.0}, or null"),
         "what is added to the logits of tokens",
     ] = None,
+    min_new_tokens: Annotated[Size, "tokens of an output before those that end it"] = 0,
+    forced: Annotated[
+        Sequence[int], Says("token ids, such as [3, 7]"), "tokens that every output begins with"
+    ] = (),
     min_p: Annotated[Probability, "share of the largest probability that tokens need"] = 0.0,
     typical_p: Annotated[TopP, "share of the probability that typical tokens have; 1: all"] = 1.0,
 ) -> Warp:
@@ -123,7 +192,7 @@ def processed(  # noqa: PLR0913
 
     Raises UserError for settings that say nothing at temperature 0, and for a bias that is no
     number."""
-    rest, made = Warp(temperature, top_k, top_p), list[Any]()
+    rest = Warp(temperature, top_k, top_p)
     added = {int(token): float(value) for token, value in (bias or {}).items()}
     if temperature == 0 and typical_p < 1:
         raise UserError(
@@ -131,22 +200,35 @@ def processed(  # noqa: PLR0913
         )
     if not all(map(math.isfinite, added.values())):
         raise UserError(f"warp.bias: expected numbers, got {added}. To ban a token: warp.banned")
-    if added or banned:
-        made.append(_Among([*added, *banned]))
-    if added:
-        given: list[Any] = [[[token], value] for token, value in added.items()]
-        made.append(of_transformers.SequenceBiasLogitsProcessor(given))
-    if repetition_penalty != 1:
-        made.append(of_transformers.RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
-    if no_repeat_ngram_size:
-        made.append(of_transformers.NoRepeatNGramLogitsProcessor(no_repeat_ngram_size))
-    if banned:
-        made.append(of_transformers.SuppressTokensLogitsProcessor(list(banned)))
-    if temperature and (min_p or typical_p < 1):
-        made.append(of_transformers.TemperatureLogitsWarper(float(temperature)))
-        made += [of_transformers.TopKLogitsWarper(top_k)] if top_k else []
-        made += [of_transformers.TopPLogitsWarper(float(top_p))] if top_p < 1 else []
-        made += [of_transformers.MinPLogitsWarper(float(min_p))] if min_p else []
-        made += [of_transformers.TypicalLogitsWarper(float(typical_p))] if typical_p < 1 else []
-        rest = Warp()
+    named = [*added, *banned, *forced]
+    given: list[Any] = [[[token], value] for token, value in added.items()]
+    of_text: list[tuple[Any, Callable[[], Any]]] = [
+        (named, lambda: _Among(named)),
+        (added, lambda: of_transformers.SequenceBiasLogitsProcessor(given)),
+        (
+            repetition_penalty != 1,
+            lambda: of_transformers.RepetitionPenaltyLogitsProcessor(float(repetition_penalty)),
+        ),
+        (
+            presence_penalty or frequency_penalty,
+            lambda: Said(float(presence_penalty), float(frequency_penalty)),
+        ),
+        (
+            no_repeat_ngram_size,
+            lambda: of_transformers.NoRepeatNGramLogitsProcessor(no_repeat_ngram_size),
+        ),
+        (banned, lambda: of_transformers.SuppressTokensLogitsProcessor(list(banned))),
+        (min_new_tokens, lambda: LeastNew(min_new_tokens)),
+        (forced, lambda: Forced(list(forced))),
+    ]
+    of_logits: list[tuple[Any, Callable[[], Any]]] = [
+        (True, lambda: of_transformers.TemperatureLogitsWarper(float(temperature))),
+        (top_k, lambda: of_transformers.TopKLogitsWarper(top_k)),
+        (top_p < 1, lambda: of_transformers.TopPLogitsWarper(float(top_p))),
+        (min_p, lambda: of_transformers.MinPLogitsWarper(float(min_p))),
+        (typical_p < 1, lambda: of_transformers.TypicalLogitsWarper(float(typical_p))),
+    ]
+    filters = temperature and (min_p or typical_p < 1)
+    made = [make() for set_, make in [*of_text, *(of_logits if filters else [])] if set_]
+    rest = Warp() if filters else rest
     return Processed(**vars(rest), processors=tuple(made)) if made else rest

@@ -1,7 +1,7 @@
 """The logit warp, random draws, and the samplers of siblings at one draft position."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -68,6 +68,10 @@ class Warp:
         kept = (before < self.top_p).sum(-1, keepdim=True).clamp_min_(1)
         cut = probs * (probs >= ranked.gather(-1, kept - 1))
         return cut / cut.sum(-1, keepdim=True)
+
+    def within(self, prompt: int, eos_ids: Collection[int]) -> "Warp":
+        """Return the warp in a request with so many tokens of prompt, which `eos_ids` end."""
+        return self
 
     def after(self, text: Callable[[], Tensor]) -> "Warp":
         """Return the warp of the token that follows a text [n]: this one, whatever the text."""

@@ -156,6 +156,7 @@ def along(
                 pair.target.embed,
                 engine.eos_ids,
                 draft_context=pair.draft.max_length if engine.structure.uses_draft else None,
+                prompt=text.prompt,
             )
             expected[name] = in_context(engine, context, plan.seeds(text, length))
         yield length, expected

@@ -24,14 +24,14 @@ class AutoregressiveEngine(Engine):
         self, request: RequestState, sampler: Sampler
     ) -> Iterator[Callable[[], RoundTrace]]:
         prefill(self.pair.target, request.committed)
-        watch = request.watch
+        watch, warp = request.watch, self.warp.within(request.prompt, self.eos_ids)
 
         def decode_round() -> RoundTrace:
             with watch.stage("target"):
                 logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
             with watch.stage("sample"):
-                warp = self.warp.after(lambda: request.committed)
-                token = sampler.draw(warp.probs(logits)).token
+                after = warp.after(lambda: request.committed)
+                token = sampler.draw(after.probs(logits)).token
             return RoundTrace([], [], [], 0, 0, request.commit([token]), [], 0, watch.lap())
 
         yield decode_round

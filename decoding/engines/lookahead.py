@@ -83,7 +83,8 @@ class LookaheadEngine(Engine):
             ).logits
         with watch.stage("verify"):
             before = partial(draft.text, request.committed)
-            p = WarpedRows(logits[: len(rows)], self.warp, before)
+            warp = self.warp.within(request.prompt, self.eos_ids)
+            p = WarpedRows(logits[: len(rows)], warp, before)
             verdict = self.verifier.verify(draft.on(p.device), p, sampler)
         committed = request.commit(verdict.emitted)
         path = draft.rows_to(verdict.row, kept=len(committed))

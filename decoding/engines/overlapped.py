@@ -177,7 +177,8 @@ class _Session:
         output, branches = forward.result(), spawned.result()
         with self.watch.stage("verify"):
             text = partial(pending.chain().text, context.committed)
-            p = WarpedRows(output.logits, engine.warp, text)
+            warp = engine.warp.within(request.prompt, engine.eos_ids)
+            p = WarpedRows(output.logits, warp, text)
             outcome = self._verify(pending, branches, p)
         branched = outcome.branch is not None
         tested = outcome.accepted < pending.length or bool(branches.paths)

@@ -30,7 +30,8 @@ committed text alone, so the distribution stays that of the target stopped in th
 class RequestState:
     """The state of a request. text: [n + max_new] int64, prompt and output so far, then room for
     the rest; committed: its first n; max_new: tokens that may still be committed; verdicts,
-    draft_context: as in `RoundContext`; began: `perf_counter` at the start; watch: times rounds."""
+    draft_context, prompt: as in `RoundContext`; began: `perf_counter` at the start; watch: times
+    rounds."""
 
     text: Tensor
     committed: Tensor
@@ -40,6 +41,7 @@ class RequestState:
     verdicts: list[bool] = field(default_factory=list)
     ends: Ends | None = None
     draft_context: int | None = None
+    prompt: int = 0
     warned: bool = False
     began: float = field(default_factory=perf_counter)
     watch: Stopwatch = field(default_factory=Stopwatch)
@@ -82,9 +84,15 @@ class RequestState:
         began = perf_counter() if kept > 0 else began
         max_new = min(max_new_tokens, context - len(prompt))
         text = torch.cat([prompt, prompt.new_zeros(max_new)])
-        held = None if draft is None else draft.max_length
         return cls(
-            text, text[: len(prompt)], max_new, eos_ids, ends=ends, draft_context=held, began=began
+            text,
+            text[: len(prompt)],
+            max_new,
+            eos_ids,
+            ends=ends,
+            draft_context=None if draft is None else draft.max_length,
+            prompt=len(prompt),
+            began=began,
         )
 
     @property
@@ -105,6 +113,7 @@ class RequestState:
             self.verdicts,
             pair.draft.output_device,
             self.draft_context,
+            self.prompt,
         )
         if context.beyond_draft and not self.warned:
             self.warned = True

@@ -88,7 +88,7 @@ class SerialEngine(Engine):
         the round's trace."""
         tree, draft, output = self._draft(context, watch, sampler)
         with watch.stage("verify"):
-            p = WarpedRows(output.logits, self.warp, partial(draft.text, context.committed))
+            p = self._warped(context, draft, output)
             if len(draft):
                 verdict = self.verifier.verify(draft, p, sampler)
             else:
@@ -120,7 +120,7 @@ class SerialEngine(Engine):
         `context.committed` except its last token (less for a draft that is not run), and do so
         afterwards."""
         tree, draft, output = self._draft(context, Stopwatch(), sampler)
-        rows = WarpedRows(output.logits, self.warp, partial(draft.text, context.committed))
+        rows = self._warped(context, draft, output)
         p = torch.stack([rows[row] for row in range(draft.closed + 1)])
         verdict = self.verifier.distribution(draft, p)
         self._roll_back(tree, draft, [], len(context.committed))
@@ -152,6 +152,11 @@ class SerialEngine(Engine):
             parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
             output = self.pair.target.forward(tokens, parents, hidden=self.target_layers)
         return tree, draft.on(output.logits.device), output
+
+    def _warped(self, context: RoundContext, draft: Draft, output: LMOutput) -> WarpedRows:
+        """Return the target's distributions after each row."""
+        warp = self.warp.within(context.prompt, context.eos_ids)
+        return WarpedRows(output.logits, warp, partial(draft.text, context.committed))
 
     def _roll_back(self, tree: DraftTree, draft: Draft, path: list[int], committed: int) -> None:
         """Keep the accepted path in both caches and drop everything from the last committed token

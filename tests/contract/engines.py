@@ -270,7 +270,7 @@ def target_distribution(
     pair: Pair, warp: Warp, length: int, eos_ids: frozenset[int] = frozenset()
 ) -> Distribution:
     def conditional(context: tuple[int, ...]) -> Tensor:
-        after = warp.after(lambda: torch.tensor(context))
+        after = warp.within(len(PROMPT), eos_ids).after(lambda: torch.tensor(context))
         return after.probs(pair.target.distribution(context).log())
 
     vocab = pair.target.vocab_size

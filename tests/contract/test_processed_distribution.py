@@ -4,12 +4,12 @@ copies, whether the draft is processed, too, or not."""
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import (
     ExponentialDecayLengthPenalty,
-    LogitsProcessor,
     MinLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
@@ -30,7 +30,7 @@ from transformers.generation.logits_process import (
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.engines.lookahead import LookaheadEngine
 from decoding.engines.serial import SerialEngine
-from decoding.processors import Processed
+from decoding.processors import Forced, LeastNew, Processed, Said
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.never import Never
 from decoding.structures.chain import Chain
@@ -58,11 +58,15 @@ EOS, LENGTH = 2, len(PROMPT)
 
 
 @cache
-def processors() -> dict[str, list[LogitsProcessor]]:
+def processors() -> dict[str, list[Any]]:
     """Those that change something after the prompt or what may follow it."""
     longest = LENGTH + 3
     return {
         "repetition": [RepetitionPenaltyLogitsProcessor(1.6)],
+        "presence": [Said(0.9, 0.0)],
+        "frequency": [Said(-0.2, 0.7)],
+        "fewest new": [LeastNew(2)],
+        "forced": [Forced([1])],
         "n-grams": [NoRepeatNGramLogitsProcessor(3)],
         "bad words": [NoBadWordsLogitsProcessor([[0, 1], [2, 2]], eos_token_id=None)],
         "bias": [SequenceBiasLogitsProcessor([[[1], 0.8], [[0, 2], -1.5], [[2, 1], 2.0]])],
@@ -116,10 +120,11 @@ def test_processors_change_the_distribution(name: str) -> None:
 @pytest.mark.parametrize("case", covering(THREE_WORDS, structure_of, rule_of))
 @pytest.mark.few(6)
 def test_a_greedy_target_of_processed_logits(case: Case, tmp_path: Path) -> None:
-    pair, length = toy_pair(3, 5), case.size.length
-    warp = Processed(0.0, processors=processors()["several"])
-    plain = AutoregressiveEngine(pair, warp).decode(PROMPT, length, Sampler.seeded(0)).tokens
-    traces = checked(engine(pair, case, tmp_path, warp=warp), length)
+    pair, length, ends = toy_pair(3, 5), case.size.length, frozenset({EOS})
+    for_output = [Said(0.9, 0.4), LeastNew(2)]
+    warp = Processed(0.0, processors=[*processors()["several"], *for_output])
+    plain = AutoregressiveEngine(pair, warp, ends).decode(PROMPT, length, Sampler.seeded(0)).tokens
+    traces = checked(engine(pair, case, tmp_path, warp=warp, eos_ids=ends), length)
     assert all(trace.tokens == plain for trace in traces)
 
 
@@ -135,6 +140,12 @@ def test_what_stands_before_the_prompt_is_seen() -> None:
         pair, Chain(2), Never(), TokenVerifier(), Processed(processors=penalty, before=(2, 2)), OFF
     )
     assert largest_error(decoded_distribution(decoder, 2)[0], found[1]) < 1e-9
+    for of_output in (Said(0.5, 0.5), LeastNew(1)):
+        found = [
+            target_distribution(pair, Processed(processors=[of_output], before=before), 2)
+            for before in ((), (2, 2))
+        ]
+        assert found[0] == found[1], "but not by those of the output"
 
 
 def test_the_text_of_the_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

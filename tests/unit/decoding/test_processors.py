@@ -19,7 +19,7 @@ LOGITS = torch.tensor([0.5, 1.0, -2.0, 0.3], dtype=torch.float64)
 
 
 def probs(warp: Warp) -> list[float]:
-    return warp.after(lambda: TEXT).probs(LOGITS).tolist()
+    return warp.within(1, [3, 9]).after(lambda: TEXT).probs(LOGITS).tolist()
 
 
 def test_without_processors_it_is_our_own_warp() -> None:
@@ -30,6 +30,12 @@ def test_what_each_setting_does() -> None:
     assert probs(processed(bias={3: 9.0}))[3] > 0.99
     assert probs(processed(banned=[1, 2]))[1:3] == [0, 0]
     assert probs(processed(repetition_penalty=1.5))[3] > probs(Warp())[3]
+    taken = torch.tensor([0.4 + 0.3, 0.4 + 0.3, 0, 0])  # the prompt is [2]
+    of_output = processed(presence_penalty=0.4, frequency_penalty=0.3)
+    assert probs(of_output) == pytest.approx((LOGITS - taken).softmax(-1).tolist())
+    assert probs(processed(min_new_tokens=3))[3] == 0 < probs(processed(min_new_tokens=2))[3]
+    assert probs(processed(forced=[0, 1, 2], banned=[2])) == [0, 0, 1, 0]
+    assert probs(processed(forced=[0, 1])) == probs(Warp())
     assert probs(processed(no_repeat_ngram_size=1))[:3] == [0, 0, 0]
     assert probs(processed(min_p=0.9)).count(0.0) == 3
     assert probs(processed(typical_p=0.1)).count(0.0) == 3
@@ -59,10 +65,18 @@ def test_settings_that_say_nothing_are_refused(says: str, asked: dict[str, Any])
     refuses(says, processed, **asked)
 
 
-@pytest.mark.parametrize("asked", [{"banned": [3]}, {"banned": [-1]}, {"bias": {3: 1.0}}])
+@pytest.mark.parametrize(
+    "asked", [{"banned": [3]}, {"banned": [-1]}, {"bias": {3: 1.0}}, {"forced": [3]}]
+)
 def test_tokens_that_the_model_lacks_are_refused(asked: dict[str, Any]) -> None:
     decoder = AutoregressiveEngine(toy_pair(3, 5), processed(**asked))
-    refuses("^warp.banned, warp.bias: expected tokens", decoder.decode, TEXT, 2, Sampler.seeded(0))
+    refuses(
+        "^warp.banned, warp.bias, warp.forced: expected tokens",
+        decoder.decode,
+        TEXT,
+        2,
+        Sampler.seeded(0),
+    )
 
 
 def test_other_engines_take_none() -> None:
