@@ -31,6 +31,7 @@ from data_gen.settings import HarvestSettings
 from decoding.models.batched_lm import batch_of
 from decoding.models.loading import ModelPair
 from decoding.picking import largest, pick
+from decoding.processors import scored
 from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
 from predictors.features.layers import side_by_side
@@ -112,6 +113,7 @@ def read_answers(
     rows = torch.arange(len(prompts))  # the prompt each sequence of the batch belongs to
     live = torch.ones(len(prompts), dtype=torch.bool)
     noted = dict[str, Tensor]()  # [B, max_new, ...] of all prompts
+    said = torch.zeros(len(prompts), most, dtype=torch.long)  # on the host
     target_hidden, draft_first = list[Tensor](), list[Tensor]()  # [B, L * H] for each anchor
 
     def note(states: list[Tensor], hidden: Tensor | None) -> None:
@@ -119,6 +121,11 @@ def read_answers(
             here = side_by_side(hidden)
             states.append(here.new_zeros(len(prompts), here.shape[1]))
             states[-1][rows] = here
+
+    def text(row: int) -> tuple[Tensor, int]:
+        """Return what row `row` of the batch has read at `position`."""
+        index = int(rows[row])
+        return torch.cat([prompts[index], said[index, :position]]), len(prompts[index])
 
     before_last = torch.stack([prompt[-2] for prompt in prompts])
     note(target_hidden, target.step(before_last, layers.target_layers).hidden)
@@ -129,8 +136,11 @@ def read_answers(
         p = target.step(tokens, layers.target_layers if next_anchor else ())
         q = draft.step(tokens, layers.draft_layers if anchor else ())
         numbers = uniform[: 4 if anchor else 2, rows, position].T
-        distributions = blockwise(compared, p.logits, q.logits, numbers)
+        p_logits = scored(settings.warp, p.logits, text, pair.eos_ids)
+        q_logits = scored(settings.draft_warp, q.logits, text, pair.eos_ids)
+        distributions = blockwise(compared, p_logits, q_logits, q.logits, numbers)
         tokens = distributions.response.cpu()
+        said[rows, position] = tokens
         placed = rows.to(distributions.response.device)  # sent once
         for name, values in vars(distributions).items():
             shape = (*uniform.shape[1:], *values.shape[1:])
@@ -193,8 +203,10 @@ def teacher_forced_answers(
             p = target.forward(before[rows], **at_anchors(rows + 1, layers.target_layers))
             q = draft.forward(before[rows], **at_anchors(rows, layers.draft_layers))
             given = response[rows].to(p.logits.device)
-            numbers = uniform[:, index, rows].T
-            parts.append(blockwise(compared, p.logits, q.logits, numbers, given))
+            numbers, text = uniform[:, index, rows].T, partial(_up_to, prompt, response, rows)
+            p_logits = scored(settings.warp, p.logits, text, pair.eos_ids)
+            q_logits = scored(settings.draft_warp, q.logits, text, pair.eos_ids)
+            parts.append(blockwise(compared, p_logits, q_logits, q.logits, numbers, given))
             target_hidden.append(p.hidden)
             draft_first.append(q.hidden)
             if not torch.equal(parts[-1].response, given):
@@ -213,22 +225,33 @@ def teacher_forced_answers(
         yield Answer(index, distributions.take(slice(length)), *states)
 
 
+def _up_to(prompt: Tensor, response: Tensor, rows: Tensor, row: int) -> tuple[Tensor, int]:
+    """Return what is read before token rows[row] of a response."""
+    return torch.cat([prompt, response[: rows[row]]]), len(prompt)
+
+
 def compare(
-    warps: Warps, p_logits: Tensor, q_logits: Tensor, uniform: Tensor, given: Tensor | None = None
+    warps: Warps,
+    p_logits: Tensor,
+    q_logits: Tensor,
+    unwarped: Tensor,
+    uniform: Tensor,
+    given: Tensor | None = None,
 ) -> Distributions:
-    """Warp the logits of the target [n, V] and the draft [n, columns] and draw a response token, a
-    candidate and its siblings per row. uniform: [n, 4], or [n, 2] without siblings.
+    """Warp the logits of the target [n, V] and the draft [n, columns], as processors have left
+    them, and draw a response token, a candidate and its siblings per row. unwarped: the draft's as
+    they were; uniform: [n, 4], or [n, 2] without siblings.
 
     given: [n], taken instead of the draw where its p is above 0.
     """
-    own, whole, q = warps.own, warps.target.probs(p_logits), warps.draft.probs(q_logits)
-    unwarped_q = q if warps.draft == Warp() else Warp().probs(q_logits)
+    own, whole, q = warps.own, warps.target.rest.probs(p_logits), warps.draft.rest.probs(q_logits)
+    unwarped_q = q if warps.draft == Warp() else Warp().probs(unwarped)
     response, excess = draw_from(warps.target, whole, uniform[:, 0]), whole.new_zeros(len(whole))
     if given is not None:
         excess = -at(whole, given).log() - torch.special.entr(whole).sum(-1)
         response = torch.where(at(whole, given) > 0, given, response)
     p, candidate = own.merged(whole), draw_from(warps.draft, q, uniform[:, 1])
-    p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(q_logits)
+    p_drawn, q_drawn, top = at(p, candidate), at(q, candidate), top_tokens(unwarped)
     if uniform.shape[1] == 2:
         others = Siblings.unknown(len(candidate), device=p.device)
     else:

@@ -32,6 +32,8 @@ from data_gen.storage.chunks import DATES, Chunk, Marker, chunk_of, empty_chunk,
 from data_gen.storage.claim import unmade
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes
+from decoding.processors import Processed
+from decoding.sampling import Warp
 from decoding.settings import Pair
 from runtime.errors import UserError
 from runtime.workers import LOCAL, Team
@@ -56,6 +58,7 @@ class Progress:
 
 
 NO_PROGRESS = Progress()
+PLAIN = Warp()
 
 
 class Maker:
@@ -85,7 +88,7 @@ class Maker:
 
     def chunk(self, index: int, progress: Progress = NO_PROGRESS) -> Chunk:
         """Make a chunk. Raises UserError when a model returns NaN."""
-        with outputs_on(self.pair, self.pair.target.device):
+        with outputs_on(self.pair, self.pair.target.device, self.settings.draft_warp):
             rows = label_chunk(self.pair, self.batches[index], self.settings, progress, self.room)
         return chunk_of(plan_id(self.plan), index, rows)
 
@@ -141,12 +144,12 @@ def harvest(
 
 
 @contextmanager
-def outputs_on(pair: ModelPair, device: torch.device) -> Iterator[None]:
+def outputs_on(pair: ModelPair, device: torch.device, draft_warp: Warp = PLAIN) -> Iterator[None]:
     """Let both models leave their outputs on one device, and the draft give logits of the tokens
-    that it may propose only (`data_gen.columns`)."""
+    that it may propose only (`data_gen.columns`), unless processors of its warp read all."""
     before = pair.target.output_device, pair.draft.output_device
     pair.target.output_device = pair.draft.output_device = device
-    pair.draft.merges = may_merge(pair.draft)
+    pair.draft.merges = may_merge(pair.draft) and not isinstance(draft_warp, Processed)
     try:
         yield
     finally:

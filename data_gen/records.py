@@ -4,7 +4,7 @@ Every function expects the models' caches as `data_gen.room.joined` leaves them,
 so: each holds the prompts and responses, one text after another, without the last token of each
 response."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from data_gen.answers import Answer, Distributions, uniforms
 from data_gen.columns import Warps
 from data_gen.labels import accepted_length, drafted_length
 from data_gen.requests import Request
-from data_gen.rollouts import Places, Rollouts, Texts, candidate_states, roll, roll_greedy
+from data_gen.rollouts import Places, Read, Rollouts, Texts, candidate_states, roll, roll_greedy
 from data_gen.room import Room
 from data_gen.settings import HarvestSettings
 from data_gen.statistics import given_row
@@ -91,6 +91,13 @@ def after_prompts(texts: Sequence[Text], following: Sequence[Tensor]) -> Texts:
     return Texts(Places(start + prompts - 1, start), following)
 
 
+def read_by(texts: Sequence[Text], eos_ids: Collection[int]) -> Read:
+    """Return what the caches hold."""
+    tokens = [torch.cat([text.request.tokens, text.response[:-1]]) for text in texts]
+    prompts = {text.start: len(text.request.tokens) for text in texts}
+    return Read(torch.cat(tokens), prompts, eos_ids)
+
+
 def mixed(
     draft: CachedLM, texts: Sequence[Text], settings: HarvestSettings, room: Room
 ) -> list[Row]:
@@ -135,13 +142,12 @@ def rounds(
     )
     following = [pad(text.response, (0, gamma), value=-2).unfold(0, gamma, 1) for text in texts]
     says = torch.cat([windows[t.anchors] for windows, t in zip(following, texts, strict=True)])
-    parts, start = list[Row](), 0
-    for made in rollouts(pair.draft, texts, first, settings, room):
+    parts, start, read = list[Row](), 0, read_by(texts, pair.eos_ids)
+    for made in rollouts(pair.draft, texts, first, settings, room, read):
         for rolled in made.parts(room.rollouts):
             some = torch.arange(start, start := start + len(rolled.places.row))
-            parts.append(
-                judged(pair, rolled, first.take(some), says[some], uniform.take(some), settings)
-            )
+            facts = first.take(some), says[some], uniform.take(some)
+            parts.append(judged(pair, rolled, *facts, settings, read))
     counts = [len(text.anchors) for text in texts]
     columns = {name: torch.cat([part[name] for part in parts]).split(counts) for name in parts[0]}
     rows, firsts = list[Row](), uniform.verdicts[:, 0].split(counts)
@@ -175,22 +181,24 @@ def rollouts(
     first: Distributions,
     settings: HarvestSettings,
     room: Room,
+    read: Read,
 ) -> Iterator[Rollouts]:
     """Yield gamma draft tokens from each anchor, the first of which are the candidates of the
     answers; a part of the anchors at a time, in order."""
-    layers = settings.layers.of("draft_hidden")
+    layers, warp = settings.layers.of("draft_hidden"), settings.draft_warp
     shared = not draft.reads_target  # else its states differ between drafted and verified contexts
-    if shared and settings.stride == 1 and settings.draft_warp.temperature == 0:
+    if shared and settings.stride == 1 and warp.temperature == 0:
         responses = after_prompts(texts, [text.response for text in texts])
-        yield roll_greedy(draft, responses, first, settings.gamma, layers, room.rollouts)
+        sizes = settings.gamma, layers, room.rollouts
+        yield roll_greedy(draft, responses, first, *sizes, warp, read)
         return
     uniform = torch.cat([text.uniforms("rollouts", settings)[:, 1:] for text in texts])
     rows = [text.start + len(text.request.tokens) - 1 + text.anchors for text in texts]
     starts = [torch.full_like(text.anchors, text.start) for text in texts]
     places = Places(torch.cat(rows), torch.cat(starts))
     for some in torch.arange(len(uniform)).split(room.rollouts):
-        here, warp = places.take(some), settings.draft_warp
-        yield roll(draft, here, first.take(some), uniform[some], warp, layers)
+        drawn = first.take(some), uniform[some]
+        yield roll(draft, places.take(some), *drawn, warp, layers, read)
 
 
 def judged(
@@ -200,6 +208,7 @@ def judged(
     says: Tensor,
     uniform: Uniforms,
     settings: HarvestSettings,
+    read: Read,
 ) -> Row:
     """Return some rollouts with the target's verdicts; hidden states as tensors."""
     tokens, warps = rolled.drawn.token.cpu(), Warps.of(settings, pair.draft)
@@ -207,7 +216,7 @@ def judged(
     if settings.warp.temperature == 0:
         verdicts = greedy_verdicts(rolled, first, says, uniform, warps)
     else:
-        verdicts = sampled_verdicts(pair.target, rolled, first, drafted, uniform, warps)
+        verdicts = sampled_verdicts(pair.target, rolled, first, drafted, uniform, warps, read)
     columns = dict(vars(verdicts))
     accept = columns.pop("accept")
     stored = slice(None if settings.features_stored else 0)

@@ -4,7 +4,7 @@ Speculative decoding token by token would run the draft gamma times per position
 forward advances all rollouts by one token: the texts lie in the cache one after another, and each
 row sees its own prefix of its own text and its own rollout, nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +16,12 @@ from data_gen.columns import Columns, OwnTokens, at, blockwise
 from data_gen.labels import top_tokens
 from decoding.interfaces import LMOutput, RowsWanted
 from decoding.models.cached_lm import CachedLM
+from decoding.processors import scored
 from decoding.sampling import Warp
 from predictors.features.draft_statistics import q_stats
 from predictors.features.layers import side_by_side
+
+GREEDY = Warp(0.0)
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,38 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Read:
+    """The tokens in a cache that holds texts one after another, for warps that read them. tokens:
+    [cached]; prompts: how many of them are each text's prompt, by the row of its first token;
+    eos_ids: that end a response."""
+
+    tokens: Tensor
+    prompts: Mapping[int, int]
+    eos_ids: Collection[int]
+
+    def scored(
+        self, warp: Warp, logits: Tensor, places: Places, drafted: Callable[[int], Tensor]
+    ) -> Tensor:
+        """Return `decoding.processors.scored` of rows [n, V] of rollouts from `places` [n].
+        drafted: gives the tokens of the rollout before a row."""
+
+        def text(row: int) -> tuple[Tensor, int]:
+            start, last = int(places.start[row]), int(places.row[row])
+            before = self.tokens[start : last + 1]
+            return torch.cat([before, drafted(row)]), self.prompts[start]
+
+        return scored(warp, logits, text, self.eos_ids)
+
+
+NOTHING_READ = Read(torch.zeros(0, dtype=torch.long), {}, ())
+
+
+@dataclass(frozen=True)
 class Rollouts:
     """Drafts of gamma tokens from A anchors. places: of the last committed token before each;
     drawn: [A, gamma] each; draft_hidden: [A, gamma, L * H] bfloat16, of the draft at every drawn
-    token; logits: [A, gamma - 1, columns] of the draft at every token but the last, None of a
-    greedy draft, whose distributions are one-hot."""
+    token; logits: [A, gamma - 1, columns] of the draft at every token but the last, as processors
+    have left them, None of a greedy draft, whose distributions are one-hot."""
 
     places: Places
     drawn: Drawn
@@ -85,6 +115,7 @@ def roll(
     uniform: Tensor,
     warp: Warp,
     layers: Sequence[int],
+    read: Read = NOTHING_READ,
 ) -> Rollouts:
     """Continue cached texts from many of their rows at once, one forward per depth.
 
@@ -98,9 +129,12 @@ def roll(
         output = forward_along(draft, places, token, base, hidden=layers, logits=wanted)
         states.append(states_of(output))
         if depth < gamma:
-            drawn.append(blockwise(partial(draw, warp, own), output.logits, uniform[:, depth - 1]))
+            tokens = torch.stack([each.token for each in drawn], 1).cpu()
+            scores = read.scored(warp, output.logits, places, tokens.__getitem__)
+            coins = uniform[:, depth - 1]
+            drawn.append(blockwise(partial(draw, warp, own), scores, output.logits, coins))
             if warp.temperature > 0:
-                logits.append(output.logits[:, None])
+                logits.append(scores[:, None])
     draft.crop(base)
     q_logits = torch.cat(logits, 1) if logits else None
     if warp.temperature > 0 and gamma == 1:
@@ -109,7 +143,14 @@ def roll(
 
 
 def roll_greedy(
-    draft: CachedLM, texts: Texts, first: Drawn, gamma: int, layers: Sequence[int], together: int
+    draft: CachedLM,
+    texts: Texts,
+    first: Drawn,
+    gamma: int,
+    layers: Sequence[int],
+    together: int,
+    warp: Warp = GREEDY,
+    read: Read = NOTHING_READ,
 ) -> Rollouts:
     """Return rollouts of a greedy draft from every position of some responses, running each context
     only once.
@@ -121,7 +162,7 @@ def roll_greedy(
     own = proposed != torch.cat([*texts.following])
     own[torch.tensor([len(each) for each in texts.following]).cumsum(0) - 1] = True
     rolled = [
-        roll(draft, places.take(part), first.take(part), coins, Warp(0.0), layers)
+        roll(draft, places.take(part), first.take(part), coins, warp, layers, read)
         for part in own.nonzero()[:, 0].split(together)  # on the host, where they are known
         for coins in [torch.zeros(len(part), gamma - 1)]  # a greedy draft needs none
     ]
@@ -200,13 +241,14 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
     return torch.where(depth < steps, position[:, None] + depth, made)
 
 
-def draw(warp: Warp, own: OwnTokens, logits: Tensor, uniform: Tensor) -> Drawn:
-    """Draw one token per row of the draft's logits [n, columns]. uniform: [n]."""
-    distribution = warp.probs(logits)
+def draw(warp: Warp, own: OwnTokens, logits: Tensor, unwarped: Tensor, uniform: Tensor) -> Drawn:
+    """Draw one token per row of the draft's logits [n, columns], as processors have left them.
+    unwarped: as they were; uniform: [n]."""
+    distribution = warp.rest.probs(logits)
     token = draw_from(warp, distribution, uniform)
-    q, top = at(distribution, token), top_tokens(logits)
+    q, top = at(distribution, token), top_tokens(unwarped)
     if warp != Warp():  # replaces the other: both would not fit a core's cache
-        distribution = Warp().probs(logits)
+        distribution = Warp().probs(unwarped)
     return Drawn(own.ids(token), q, **q_stats(distribution, token), top_token=own.ids(top))
 
 

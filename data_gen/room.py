@@ -15,6 +15,7 @@ from data_gen.settings import HarvestSettings
 from data_gen.verdicts import STAGES
 from decoding.models.cached_lm import CachedLM, Held
 from decoding.models.loading import ModelPair
+from decoding.processors import Processed
 from decoding.sampling import Warp
 from runtime.errors import UserError
 
@@ -86,7 +87,12 @@ def bytes_of_rollout(pair: ModelPair, settings: HarvestSettings) -> int:
         len(settings.layers.draft_layers) * draft.model.config.get_text_config().hidden_size * 2
     )
     columns = OwnTokens.of(draft).columns
-    logits = [columns * draft.model.dtype.itemsize, target.vocab_size * target.model.dtype.itemsize]
+    reads = [isinstance(warp, Processed) for warp in (settings.draft_warp, settings.warp)]
+    sizes = [
+        torch.float32.itemsize if read else lm.model.dtype.itemsize
+        for lm, read in zip((draft, target), reads, strict=True)
+    ]
+    logits = [columns * sizes[0], target.vocab_size * sizes[1]]
     depth, stage = settings.gamma, STAGES[-1]
     judged = 0 if target.device.type == "cpu" else JUDGED * columns
     if judged and columns < target.vocab_size:

@@ -178,7 +178,7 @@ def estimate(maker: Maker, _: None = None) -> Estimate:
             if asked[answer.index].prompt_id in chosen:
                 yield answer
 
-    with outputs_on(pair, pair.target.device):
+    with outputs_on(pair, pair.target.device, settings.draft_warp):
         room = maker.room
         marks.append(perf_counter())
         for group in joined(pair, to_label(), settings, room):

@@ -6,10 +6,8 @@ from typing import Annotated, Any
 from hydra.utils import instantiate
 from pydantic import Field
 
-from decoding.processors import Processed
 from decoding.sampling import Warp
 from predictors.features.layers import RecordedLayers
-from runtime.errors import UserError
 from runtime.settings.groups import Harvest
 from runtime.settings.kinds import Count, DraftLength, Seed
 
@@ -31,14 +29,6 @@ class HarvestSettings:
     layers: Annotated[RecordedLayers, "whose hidden states are recorded"]
     features_stored: Annotated[bool, "whether they are on disk"] = True
     label_gb: Annotated[float | None, "memory of labelling, decimal GB; null: half of it"] = None
-
-    def __post_init__(self) -> None:
-        for name in ("warp", "draft_warp"):
-            if isinstance(getattr(self, name), Processed):
-                raise UserError(
-                    f"{name}: harvests take no processors that read the text yet, such as"
-                    f" penalties and min_p. Take {name}=default"
-                )
 
     @classmethod
     def of(

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from data_gen.answers import Distributions
 from data_gen.columns import Columns, Warps, at, blockwise
 from data_gen.labels import Siblings, acceptance, siblings
-from data_gen.rollouts import Rollouts, forward_along
+from data_gen.rollouts import NOTHING_READ, Read, Rollouts, forward_along
 from decoding.models.cached_lm import CachedLM
 from predictors.outcomes import NEGLIGIBLE
 
@@ -55,6 +55,7 @@ def sampled_verdicts(
     drafted: Tensor,
     uniform: Uniforms,
     warps: Warps,
+    read: Read = NOTHING_READ,
 ) -> Verdicts:
     """Return the verdicts of a sampled target. first: at the anchors, [A]; drafted: [A], valid
     tokens.
@@ -62,7 +63,7 @@ def sampled_verdicts(
     The target runs in stages, each on a few more tokens of the rollouts that are still alive: their
     next token is valid, and all so far are accepted by the draws or with a probability that is not
     negligible. The rest stays 0. The cache is left as it was."""
-    tokens = rolled.drawn.token
+    tokens, said = rolled.drawn.token, rolled.drawn.token.cpu()
     verdicts, alive = Verdicts.of_first(first, tokens.shape[1]), torch.arange(len(drafted))
     base, done = target.length, 1
     for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
@@ -79,10 +80,16 @@ def sampled_verdicts(
         logits = forward_along(target, rolled.places.take(alive), taken, base).logits
         depths = torch.arange(done, until)
         at_rows, at_depths = alive.repeat(len(depths)), depths.repeat_interleave(len(alive))
+        drafted_before = partial(_before, said, at_rows, at_depths)
+        logits = read.scored(warps.target, logits, rolled.places.take(at_rows), drafted_before)
         _judge(verdicts, rolled, at_rows, at_depths, logits, uniform, warps)
         done = until
     target.crop(base)
     return verdicts
+
+
+def _before(tokens: Tensor, rows: Tensor, depths: Tensor, row: int) -> Tensor:
+    return tokens[rows[row], : depths[row]]
 
 
 def greedy_verdicts(
@@ -116,7 +123,7 @@ def _judge(
     warps: Warps,
 ) -> None:
     """Fill in the verdicts on tokens [n] of rollouts `rows` [n] at `depths` [n] >= 1. p_logits:
-    [n, V]."""
+    [n, V], as processors have left them."""
     drawn, device = rolled.drawn, rolled.drawn.token.device
     where = rows.to(device), depths.to(device)  # sent once
     q_logits = torch.zeros(len(rows), 0)
@@ -140,9 +147,9 @@ def _verdicts(
     uniform: Tensor,
 ) -> Verdicts:
     own = warps.own
-    p, token = own.merged(warps.target.probs(p_logits)), own.columns_of(token)
+    p, token = own.merged(warps.target.rest.probs(p_logits)), own.columns_of(token)
     greedy = warps.draft.temperature == 0
-    q = one_hot(token, p.shape[-1]).to(p.dtype) if greedy else warps.draft.probs(q_logits)
+    q = one_hot(token, p.shape[-1]).to(p.dtype) if greedy else warps.draft.rest.probs(q_logits)
     others = siblings(p, q, token, own.columns_of(top), uniform.to(p.device))
     columns = vars(others) | {"rrsw_token": own.ids(others.rrsw_token)}
     return Verdicts(**columns, accept=acceptance(at(p, token), q_drawn))

@@ -44,8 +44,12 @@ class Processed(Warp):
     def within(self, prompt: int, eos_ids: Collection[int]) -> Warp:
         return replace(self, prompt=prompt, eos_ids=eos_ids)
 
-    def after(self, text: Callable[[], Tensor]) -> Warp:
-        return _After(**vars(self), text=text)
+    @property
+    def rest(self) -> Warp:
+        return Warp(self.temperature, self.top_k, self.top_p)
+
+    def after(self, text: Callable[[], Tensor]) -> "After":
+        return After(**vars(self), text=text)
 
     def probs(self, logits: Tensor) -> Tensor:
         raise UserError(
@@ -56,7 +60,7 @@ class Processed(Warp):
     def fields(self) -> dict[str, Any]:
         raise UserError(
             "warp: other engines take temperature, top_k and top_p alone, not processors such as"
-            " penalties and min_p. Leave them out of methods=[...], or take warp=default"
+            " penalties and min_p. Leave these engines out, or take warp=default"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,10 +72,16 @@ class Processed(Warp):
 
 
 @dataclass(frozen=True)
-class _After(Processed):
+class After(Processed):
+    """The same after a text [n]."""
+
     text: Callable[[], Tensor] = torch.Tensor
 
     def probs(self, logits: Tensor) -> Tensor:
+        return self.rest.probs(self.scores(logits))
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return logits [V] as the processors change them."""
         text = torch.cat([torch.tensor(self.before, dtype=torch.long), self.text()])[None]
         text = sent(text, logits.device)
         scores = logits[None].to(at_least_float32(logits.dtype), copy=True)
@@ -82,12 +92,37 @@ class _After(Processed):
                 scores = processor(output, scores, sorted(self.eos_ids))
             else:
                 scores = processor(text, scores)
-        if scores.device.type == "cpu" and bool(scores.isneginf().all()):
+        if scores.device.type == "cpu" and scores.amax() == -math.inf:
             raise UserError(
                 f"warp: its processors ban every token that may follow {text[0, -8:].tolist()}."
                 " Leave one away"
             )
-        return Warp.probs(self, scores[0])
+        return scores[0]
+
+
+Texts = Callable[[int], tuple[Tensor, int]]
+"""row -> the text [n] that is followed by what the row is about, and the tokens of its prompt."""
+
+
+def scored(warp: Warp, logits: Tensor, texts: Texts, eos_ids: Collection[int]) -> Tensor:
+    """Return the logits [n, V] that `warp.rest` makes distributions of: each row as processors
+    change it after its own text."""
+    if not isinstance(warp, Processed) or not len(logits):
+        return logits
+    scores = torch.empty_like(logits, dtype=at_least_float32(logits.dtype))
+    for row, each in enumerate(logits):
+        scores[row] = scored_after(*texts(row), warp, each, eos_ids)
+    return scores
+
+
+def scored_after(
+    text: Tensor, prompt: int, warp: Warp, logits: Tensor, eos_ids: Collection[int]
+) -> Tensor:
+    """Return the same of one row [V]."""
+    if not isinstance(warp, Processed):
+        return logits
+    within = replace(warp, prompt=prompt, eos_ids=eos_ids)
+    return within.after(lambda: text).scores(logits)
 
 
 CACHED = ("length_1_bias", "multi_token_biases", "prepared_bias_variables")

@@ -77,6 +77,11 @@ class Warp:
         """Return the warp of the token that follows a text [n]: this one, whatever the text."""
         return self
 
+    @property
+    def rest(self) -> "Warp":
+        """The warp of logits that processors have changed: this one, where there are none."""
+        return self
+
     def fields(self) -> dict[str, Any]:
         """Return temperature, top_k and top_p, for engines that know no more. Raises UserError for
         a warp that is more than these."""

@@ -360,7 +360,7 @@ def compare(
         if "verifier" in methods[name].settings  # an engine without one to choose is lossless
     }
     lossy = [name for name, verifier in verifiers.items() if not verifier.lossless]
-    greedy = cfg.warp.temperature == 0
+    warp = instantiate(cfg.warp)
     parts = table.by_dataset(measurements)
     tasks = {figure: table.RATIOS[figure] for figure in page.TASKS}
     results = {
@@ -391,7 +391,7 @@ def compare(
         "tried": tried,
         "left_out": left_out,
         "lossless": evidence(
-            compared.pair, prompts, traces, lossy, recorded, cfg.max_new_tokens, greedy
+            compared.pair, prompts, traces, lossy, recorded, cfg.max_new_tokens, warp
         ),
         "resumed": journal.resumed,
         "kept": sum(request.kept for request in compared.requests),

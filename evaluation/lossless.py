@@ -10,10 +10,13 @@ import torch
 
 from decoding.interfaces import LM
 from decoding.models.loading import ModelPair
+from decoding.processors import scored_after
+from decoding.sampling import Warp
 from decoding.trace import Trace
 from evaluation.table import BASELINE
 from runtime.text import plural, printable
 
+GREEDY = Warp(0.0)
 TOLERANCE = 1e-3  # largest top-two logit gap that float32 rounding may flip
 STEPS = 2  # of narrower dtypes, in steps between neighbouring numbers: each logit may be one off
 
@@ -43,10 +46,12 @@ def greedy_differences(
     traces: Sequence[Trace],
     baseline: Sequence[Trace],
     dtype: torch.dtype | None = torch.float32,
+    warp: Warp = GREEDY,
+    eos_ids: Collection[int] = (),
 ) -> list[Difference]:
     """Return one entry per request whose tokens are not the baseline's. prompts: ids [n] of each
     request; dtype: of the target's logits; None: nothing is rounded otherwise, there are no near
-    ties."""
+    ties; warp: whose processors change them; eos_ids: that they may read."""
     differences = []
     for prompt, trace, plain in zip(prompts, traces, baseline, strict=True):
         if trace.tokens == plain.tokens:
@@ -58,6 +63,7 @@ def greedy_differences(
             target.reset()
             prefix = torch.cat([prompt, torch.tensor(trace.tokens[:position], dtype=torch.long)])
             logits = target.forward(prefix, logits="last").logits[-1]
+            logits = scored_after(prefix, len(prompt), warp, logits, eos_ids)
             first, second = logits[expected].item(), logits[token].item()
             gap = first - second
             limit = 0.0 if dtype is None else near_tie(max(first, second), dtype)
@@ -105,7 +111,7 @@ def evidence(
     lossy: Sequence[str],
     recorded: Collection[str],
     max_new_tokens: int,
-    greedy: bool,
+    warp: Warp,
 ) -> list[str]:
     """Return lines with the evidence that decoding was lossless. Greedy: equality with plain
     decoding, and how near a tie each difference is. Sampled: the fixed invariants.
@@ -121,7 +127,7 @@ def evidence(
     )
     state = f"FAULTY: {'; '.join(sorted(broken))}" if broken else sound
     lines = [f"bookkeeping of {plural(len(every), 'response')} is {state}"]
-    if not greedy:
+    if warp.temperature > 0:
         lines += [
             f"sampled: NOT lossless: the verifiers of {', '.join(lossy)} change the target's"
             " distribution, as the tests show by enumeration"
@@ -139,7 +145,8 @@ def evidence(
     asked = list(prompts) * (len(plain) // len(prompts))
     differences = {
         name: greedy_differences(
-            pair.target, asked, decoded, plain, None if exact and name in recorded else dtype
+            *(pair.target, asked, decoded, plain),
+            *(None if exact and name in recorded else dtype, warp, eos_ids),
         )
         for name, decoded in traces.items()
         if name != BASELINE

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.interfaces import Pair
+from decoding.processors import scored
 from decoding.sampling import Warp
 from decoding.trace import Trace
 from evaluation.table import by_dataset, timed
@@ -54,9 +55,18 @@ def match(
         lm.reset()
         logits.append(lm.forward(text, logits=rows).logits)
     p, q = (each.softmax(-1) for each in logits)
+    ends = getattr(pair, "eos_ids", ())
+
+    def warped(one: Warp, logits: Tensor, drawn: Tensor) -> Tensor:
+        """Return the probabilities [n] of the tokens `drawn` [n] of the response."""
+        size = len(prompt)
+        scores = scored(one, logits, lambda row: (text[: size + drawn[row]], size), ends)
+        probs = one.rest.probs(scores)
+        return probs.gather(-1, tokens[drawn, None])[:, 0]
+
+    every = torch.arange(len(tokens))
     p_response, q_first = (
-        distribution.probs(each).gather(-1, tokens[:, None])[:, 0]
-        for distribution, each in zip((warp, draft_warp), logits, strict=True)
+        warped(one, each, every) for one, each in zip((warp, draft_warp), logits, strict=True)
     )
     depths = min(longest, len(tokens)) if pair.draft.reads_target else 1
     q_response = q_first.new_zeros(depths, len(tokens))
@@ -66,8 +76,8 @@ def match(
         drafted = drafted_logits(pair.draft, len(prompt), tokens, anchors, depths - 1)
         for depth, each in enumerate(drafted, 1):
             drawn = anchors[anchors + depth < len(tokens)] + depth
-            probs = draft_warp.probs(each[: len(drawn)].to(q_first.dtype))
-            q_response[depth, drawn] = probs.gather(-1, tokens[drawn, None])[:, 0]
+            logits_drawn = each[: len(drawn)].to(q_first.dtype)
+            q_response[depth, drawn] = warped(draft_warp, logits_drawn, drawn)
     return Match(
         torch.minimum(p, q).sum(-1),
         p.argmax(-1) == q.argmax(-1),

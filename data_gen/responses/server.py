@@ -30,6 +30,7 @@ from data_gen.prompts.render import turns
 from data_gen.responses.external import CALLS, ExternalResponse, is_ids, seed_of
 from data_gen.responses.log import ResponseLog, open_log
 from data_gen.settings import HarvestSettings
+from decoding.sampling import Warp
 from runtime.errors import UserError
 from runtime.json_lines import is_text
 from runtime.settings.kinds import Address, Addresses, Text, Variable
@@ -166,7 +167,7 @@ class Server:
     def asked(self, settings: HarvestSettings) -> dict[str, Any]:
         """Return the fields of every request. `top_k`, which is not in OpenAI's API, is sent only
         if it is used. Raises UserError if `extra` would change the answers."""
-        warp, most = settings.warp, settings.max_new_tokens
+        warp, most = Warp(**settings.warp.fields()), settings.max_new_tokens
         extra = OmegaConf.to_container(OmegaConf.create(self.extra))
         asked = {
             **{"model": self.model, "seed": settings.seed},

@@ -42,13 +42,8 @@ class Vllm:
     ) -> dict[str, ExternalResponse]:
         """Ask for the responses that `out` does not have yet. Raises UserError if vLLM fails; those
         that have arrived are kept."""
-        warp, most, folder = settings.warp, settings.max_new_tokens, File(self.model).expanduser()
-        sampling = {
-            "temperature": warp.temperature,
-            "top_p": warp.top_p,
-            "top_k": warp.top_k,
-            "max_tokens": most,
-        }
+        most, folder = settings.max_new_tokens, File(self.model).expanduser()
+        sampling = {**settings.warp.fields(), "max_tokens": most}
         files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
         model = digest({path.name: file_hash(path) for path in files if path.is_file()})
         fields = {"engine": "vllm", "model": model, "dtype": self.dtype, "seed": settings.seed}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    ConfigDict,
     Field,
     NegativeInt,
     NonNegativeFloat,
@@ -227,11 +228,16 @@ class PairNames(OpenForm):
 
 
 class WarpSettings(Form):
-    """The fields of `decoding.sampling.Warp`."""
+    """The fields of `decoding.sampling.Warp`; before, processors: of `Processed`, as it describes
+    them."""
+
+    model_config = ConfigDict(frozen=True)
 
     temperature: NonNegativeFloat
     top_k: NonNegativeInt
     top_p: Annotated[float, Field(gt=0, le=1)]
+    before: tuple[int, ...] = ()
+    processors: tuple[tuple[str, str], ...] = ()
 
 
 class Anchors(OpenForm):

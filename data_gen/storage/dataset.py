@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from data_gen.storage import chunks
-from data_gen.storage.chunks import MANIFEST, PLAN, Manifest, PairNames
+from data_gen.storage.chunks import MANIFEST, PLAN, Manifest, PairNames, WarpSettings
 from data_gen.storage.shards import (
     DRAWN,
     FEATURES,
@@ -27,7 +27,6 @@ from data_gen.storage.shards import (
     batches,
     shard_name,
 )
-from decoding.sampling import Warp
 from predictors.features.draft_statistics import HISTORY
 from predictors.features.layers import RecordedLayers
 from runtime.errors import TooFewRows, UserError
@@ -48,8 +47,8 @@ WRITTEN = (
 class PairWarps(NamedTuple):
     """The warps of both models, from logits to the distributions that are sampled."""
 
-    target: Warp
-    draft: Warp
+    target: WarpSettings
+    draft: WarpSettings
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,7 @@ class Harvest:
 
     @property
     def warps(self) -> PairWarps:
-        target, draft = self.manifest.warp, self.manifest.draft_warp
-        return PairWarps(Warp(**target.model_dump()), Warp(**draft.model_dump()))
+        return PairWarps(self.manifest.warp, self.manifest.draft_warp)
 
     @property
     def greedy(self) -> bool:

@@ -22,6 +22,7 @@ from decoding.engines.request import prefill
 from decoding.interfaces import LM
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.models.machine import dtypes, in_words
+from decoding.processors import scored_after
 from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.stopping.base import TunableRule
@@ -45,7 +46,6 @@ from runtime.job import command_line
 # Largest gaps that rounding may explain: of two logits; of a rule's value; of one predicted from
 # harvested features (bfloat16).
 LOGITS, VALUES, PREDICTIONS = 1e-3, 1e-4, 5e-3
-GREEDY = Warp(0.0)
 Verdicts = dict[str, list[dict[str, Any]]]
 
 
@@ -79,6 +79,7 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
         )
     prompts = list(islice(harvest.prompts("all"), cfg.check_prompts))
     gamma, most = cfg.gamma_max or harvest.gamma, cfg.max_new_tokens or harvest.max_new_tokens
+    warps = instantiate(cfg.warp), instantiate(cfg.draft_warp)
     table = read_table(harvest, "all", stops.values(), Pair.of(cfg.pair)).shortened(most)
     rules = [(name, value) for name, stop in stops.items() for value in values(cfg, stop, gamma)]
     verdicts: Verdicts = {}
@@ -88,10 +89,10 @@ def check_replay(cfg: DictConfig, harvest: Harvest, stops: Mapping[str, TunableR
             policy = rule.policy(table)
             counts, steps = Replayer(table, gamma).walk(policy, value)
             rounding = PREDICTIONS if rule.columns else VALUES
-            replay = Replay(table, policy, steps, rounding)
+            replay = Replay(table, policy, steps, rounding, warps)
             settings = OmegaConf.create(OmegaConf.to_container(cfg.rules[name], resolve=True))
             OmegaConf.update(settings, rule.setting, value)
-            decoder = engine(pair, instantiate(settings), gamma, GREEDY, GREEDY)
+            decoder = engine(pair, instantiate(settings), gamma, *warps)
             for index, prompt in enumerate(prompts):
                 sampler = Sampler.seeded(0)
                 trace = decoder.decode(prompt.prompt_tokens, most, sampler)
@@ -126,12 +127,13 @@ def counted(trace: Trace) -> dict[str, float]:
 @dataclass(frozen=True)
 class Replay:
     """The replay of one rule on all prompts. rounding: largest gap between its value and its
-    threshold that counts as a near tie."""
+    threshold that counts as a near tie; warps: of target and draft."""
 
     table: RolloutTable
     policy: Policy
     steps: Sequence[Step]
     rounding: float
+    warps: tuple[Warp, Warp]
 
 
 def reason(
@@ -161,27 +163,35 @@ def reason(
         start, round_ = replayed[number][0], trace.rounds[number]
         parts = parted < start + len(round_.tokens)
         before = prompt.prompt_tokens + trace.tokens[: parted if parts else start]
-        text = torch.tensor(before, dtype=torch.long)
+        text, start = torch.tensor(before, dtype=torch.long), len(prompt.prompt_tokens)
         between, gap, rounding = (
-            target_decision(pair, text)
+            target_decision(pair, replay, text, start)
             if parts
-            else decision(pair, replay, index, number, round_, text)
+            else decision(pair, replay, index, number, round_, text, start)
         )
     return {"round": number, "between": between, "gap": gap, "near_tie": gap < rounding}
 
 
 def decision(
-    pair: ModelPair, replay: Replay, index: int, number: int, round_: RoundTrace, text: torch.Tensor
+    pair: ModelPair,
+    replay: Replay,
+    index: int,
+    number: int,
+    round_: RoundTrace,
+    text: torch.Tensor,
+    prompt: int,
 ) -> tuple[str, float, float]:
-    """Return the decision of round `number` after `text` in words (between two tokens of the draft,
-    between the rule's value and its threshold, or between two tokens of the target), its gap, and
-    the largest gap of a near tie."""
+    """Return the decision of round `number` after `text`, which begins with `prompt` tokens of
+    prompt, in words (between two tokens of the draft, between the rule's value and its threshold,
+    or between two tokens of the target), its gap, and the largest gap of a near tie."""
     step = replay.steps[number]
     start, drafted, accepted = step.of(index)
     recorded = replay.table.tokens[index, start].tolist()
     for depth, (token, other) in enumerate(zip(round_.draft_tokens, recorded, strict=False)):
         if token != other:
+            before = torch.cat([text, torch.tensor(round_.draft_tokens[:depth], dtype=torch.long)])
             logits = draft_logits(pair, text, round_.draft_tokens[:depth])
+            logits = scored_after(before, prompt, replay.warps[1], logits, pair.eos_ids)
             return "draft's tokens", abs(float(logits[token] - logits[other])), LOGITS
     if len(round_.draft_tokens) != drafted:
         depth, reach = min(len(round_.draft_tokens), drafted), replay.policy.reach
@@ -190,12 +200,16 @@ def decision(
         return "value and threshold", abs(float(gap)), replay.rounding
     position = min(round_.accepted, accepted)
     before = torch.cat([text, torch.tensor(round_.tokens[:position], dtype=torch.long)])
-    return target_decision(pair, before)
+    return target_decision(pair, replay, before, prompt)
 
 
-def target_decision(pair: ModelPair, text: torch.Tensor) -> tuple[str, float, float]:
+def target_decision(
+    pair: ModelPair, replay: Replay, text: torch.Tensor, prompt: int
+) -> tuple[str, float, float]:
     """Return `decision` between the two likeliest tokens of the target after `text`."""
-    first, second = last_logits(pair.target, text).topk(2).values
+    logits = last_logits(pair.target, text)
+    logits = scored_after(text, prompt, replay.warps[0], logits, pair.eos_ids)
+    first, second = logits.topk(2).values
     return "target's tokens", float(first - second), LOGITS
 
 

@@ -119,6 +119,13 @@ def tunable_rules(cfg: DictConfig, harvest: Harvest) -> dict[str, TunableRule]:
         if "checkpoint" in cfg[group][name]:
             key, gamma_max = f"{group}.{name}.checkpoint", cfg.gamma_max or harvest.gamma
             refuse_foreign_checkpoint(Path(cfg[group][name].checkpoint), harvest, key, gamma_max)
+        draft = harvest.warps.draft
+        if group == "structures" and draft.processors and draft.temperature == 0:
+            raise UserError(
+                f"methods: {name} takes the most probable tokens as processors leave them, and"
+                f" {cfg.data} records those of the draft without. Leave {name} out, or harvest with"
+                " draft_warp=default"
+            )
     stops = {name: instantiate(cfg.rules[name]) for name in cfg.methods if name in cfg.rules}
     return {name: tunable(stop, name) for name, stop in stops.items()}
 
@@ -156,8 +163,8 @@ def check_sizes(cfg: DictConfig, harvest: Harvest) -> None:
 
 def refuse_other_warps(cfg: DictConfig, harvest: Harvest) -> None:
     """Raise UserError where the distributions of the settings are not those of the harvest."""
-    for key, warp in zip(("warp", "draft_warp"), harvest.warps, strict=True):
-        if key in cfg and instantiate(cfg[key]) != warp:
+    for key in ("warp", "draft_warp"):
+        if key in cfg and instantiate(cfg[key]).to_dict() != harvest.context[key]:
             raise UserError(
                 f"{key}: {cfg.data} was harvested with {harvest.context[key]}. Give the same, or"
                 " another data="

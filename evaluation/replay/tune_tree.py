@@ -21,6 +21,7 @@ from decoding.cost import measure_cost
 from decoding.engines.autoregressive import AutoregressiveEngine
 from decoding.models.loading import ModelPair, load_pair, pair_identity
 from decoding.picking import draw
+from decoding.processors import scored
 from decoding.sampling import Sampler, Warp
 from decoding.settings import Pair
 from decoding.structures.sequoia import write_artefact
@@ -260,12 +261,14 @@ def distributions(
     pair: ModelPair, text: Tensor, last: int, warp: Warp, draft_warp: Warp
 ) -> list[Tensor]:
     """Return p and q of the `last` tokens of `text`, [last, V] each."""
-    both = []
+    both, prompt, ends = [], len(text) - last, pair.eos_ids
     for lm, distribution in ((pair.target, warp), (pair.draft, draft_warp)):
         lm.reset()
         if len(text) > last + 1:
             lm.forward(text[: -last - 1], logits="none")
-        both.append(distribution.probs(lm.forward(text[-last - 1 : -1]).logits))
+        logits = lm.forward(text[-last - 1 : -1]).logits
+        scores = scored(distribution, logits, lambda row: (text[: prompt + row], prompt), ends)
+        both.append(distribution.rest.probs(scores))
     return both
 
 

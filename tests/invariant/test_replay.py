@@ -23,6 +23,7 @@ from decoding.engines.serial import SerialEngine
 from decoding.interfaces import Pair, StopRule
 from decoding.models.loading import ModelPair
 from decoding.models.table_lm import TableLM, mixed_table, random_table
+from decoding.processors import processed
 from decoding.sampling import Sampler, Warp
 from decoding.stopping.base import setting_of
 from decoding.stopping.fixed import Fixed
@@ -124,10 +125,15 @@ def decode(stop: StopRule, max_new: int = MAX_NEW, gamma_max: int = GAMMA) -> li
 
 
 def decoded(
-    structure: Any, stop: Any, verifier: Any, draft_warp: Warp, max_new: int = MAX_NEW
+    structure: Any,
+    stop: Any,
+    verifier: Any,
+    draft_warp: Warp,
+    max_new: int = MAX_NEW,
+    warp: Warp = GREEDY,
 ) -> list[Trace]:
     ends = frozenset(models().eos_ids)
-    engine = SerialEngine(models(), structure, stop, verifier, GREEDY, draft_warp, ends)
+    engine = SerialEngine(models(), structure, stop, verifier, warp, draft_warp, ends)
     return [engine.decode(prompt, max_new, Sampler.seeded(0)) for prompt in PROMPTS]
 
 
@@ -192,6 +198,29 @@ def test_replay_of_a_harvest_is_decode(name: str, values: dict[str, Any]) -> Non
     traces = decode(stop)
     in_order = [traces[int(prompt)] for prompt in harvested().prompt_ids]
     check_equal(replayed(harvested(), stop), in_order)
+
+
+PENALISED = processed(0.0, repetition_penalty=1.3, presence_penalty=0.4, min_new_tokens=6)
+
+
+@cache
+def penalised(draft_penalised: bool) -> RolloutTable:
+    asked = [rule(name) for name in LEARNED]
+    draft_warp = PENALISED if draft_penalised else GREEDY
+    settings: Any = {"gamma": GAMMA, "max_new_tokens": MAX_NEW, "warp": PENALISED}
+    return harvested_table(models(), PROMPTS, asked, draft_warp, **settings)
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize(("name", "values"), RULES[1::3])
+def test_replay_of_a_penalised_harvest_is_decode(
+    name: str, values: dict[str, Any], both: bool
+) -> None:
+    stop, warp = rule(name, values), PENALISED if both else GREEDY
+    traces = decoded(Chain(GAMMA), stop, TokenVerifier(), warp, warp=PENALISED)
+    assert [t.tokens for t in traces] != [t.tokens for t in decode(stop)], "the penalty is felt"
+    in_order = [traces[int(prompt)] for prompt in penalised(both).prompt_ids]
+    check_equal(replayed(penalised(both), stop), in_order)
 
 
 def test_a_harvest_holds_what_the_models_say_one_by_one() -> None:

@@ -144,7 +144,7 @@ def responses(bend: Bend, warp: Warp | None = None) -> dict:
         ends = (drawn == END).nonzero()[:, 0].tolist()
         length = ends[0] + 1 if ends else MOST
         coins = torch.rand(MOST, 2).double()
-        excess = compare(warps, logits, logits, coins, drawn).excess[:length]
+        excess = compare(warps, logits, logits, logits, coins, drawn).excess[:length]
         impossible = (~torch.isfinite(excess)).nonzero()[:, 0].tolist()
         rows.append(given_row(excess[: impossible[0] + 1 if impossible else length]))
     return surprisal(rows)

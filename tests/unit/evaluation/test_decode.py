@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from data_gen.requests import Request
 from decoding.models.table_lm import TableLM
+from decoding.processors import processed
 from decoding.sampling import Sampler
 from decoding.trace import Span, StageTrace, Trace
 from evaluation.decode import Journal, Plan, Stage, Traces, alternating, decode, request_seed
@@ -128,6 +129,10 @@ def test_a_near_tie_is_excused_and_a_real_difference_is_not(gap, dtype, excused)
     (found,) = greedy_differences(lm, prompt, [decoded(2, 1)], [decoded(2, 0)], dtype)
     assert (found.position, found.baseline_token, found.token) == (1, 0, 1)
     assert abs(found.gap - gap) < 1e-7 and found.excused == excused
+    penalised = processed(0.0, frequency_penalty=1.5)  # of the one token before
+    given = lm, prompt, [decoded(0, 1)], [decoded(0, 0)], dtype
+    (found,) = greedy_differences(*given, penalised)
+    assert abs(found.gap - (gap - 1.5)) < 1e-6, "of what the processors leave"
     (longer,) = greedy_differences(constant_lm(0, 0, 0), prompt, [decoded(2, 1)], [decoded(2)])
     assert not longer.excused, "one goes on where the other has ended"
     assert greedy_differences(lm, prompt, [decoded(1)], [decoded(1)]) == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding.processors import processed, scored_after
 from decoding.sampling import Warp
 from decoding.trace import STAGES, RoundTrace, StageTrace, Trace
 from evaluation.speedup_bound import expected_rounds, match, speedup_bound
@@ -139,5 +140,16 @@ def test_a_draft_matches_itself_and_greedy_chances_are_agreements():
     assert 0 < found.chance.mean() < 1
     sampled = match(pair, prompt, response, warp, warp)
     assert ((sampled.overlap > 0) & (sampled.overlap < 1)).all() and sampled.chance.max() <= 1
+    penalised = processed(repetition_penalty=1.5, frequency_penalty=0.4)
+    of_text = match(pair, prompt, response, penalised, warp).chance[0]
+    text = torch.cat([prompt, torch.tensor(response)])
+    for place, token in enumerate(response, len(prompt)):
+        logits = []
+        for lm in (pair.target, pair.draft):
+            lm.reset()
+            logits.append(lm.forward(text[:place]).logits[-1])
+        p = scored_after(text[:place], len(prompt), penalised, logits[0], ()).softmax(-1)[token]
+        expected = float(logits[1].softmax(-1)[token] / p)
+        assert float(of_text[place - len(prompt)]) == pytest.approx(min(1.0, expected), rel=1e-4)
     pair.draft = pair.target
     assert match(pair, prompt, response, warp, warp).overlap.allclose(torch.ones(12))

@@ -12,7 +12,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from data_gen.storage.chunks import WarpSettings
 from decoding.cost import CostTable, cost_table, observed_cost, read_cost, regress, regress_traces
+from decoding.processors import processed
 from decoding.stopping.adaedl import AdaEDL
 from decoding.stopping.base import TunableRule
 from decoding.stopping.confidence import Confidence
@@ -24,6 +26,7 @@ from decoding.stopping.specdecpp import SpecDecPPStop
 from decoding.structures.comb import Worth
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.replay import tuning
+from evaluation.replay.read import tunable_rules
 from evaluation.replay.simulate import Replayer, counts_of
 from evaluation.replay.tune import report, same_questions, with_questions
 from evaluation.replay.tuning import Candidate, Grower, choose, hindsight, seconds, sweep
@@ -414,3 +417,14 @@ def test_a_thousand_combinations_on_five_hundred_prompts_in_a_minute(tmp_path):
     spent = perf_counter() - started
     print(f"{len(candidates) * len(costs)} combinations in {spent:.1f} s")
     assert len(candidates) * len(costs) >= 1000 and spent < 60
+
+
+def test_grown_drafts_of_a_processed_greedy_draft_are_refused() -> None:
+    """The most probable tokens that a harvest records are those without processors."""
+    cfg = OmegaConf.create(
+        {"methods": ["grown"], "rules": {}, "structures": {"grown": {}}, "data": "x"}
+    )
+    warp = processed(0.0, repetition_penalty=1.1).to_dict()
+    draft = WarpSettings.model_validate_json(json.dumps(warp))
+    harvest: Any = SimpleNamespace(warps=SimpleNamespace(draft=draft))
+    refuses("^methods: grown takes the most probable tokens", tunable_rules, cfg, harvest)
