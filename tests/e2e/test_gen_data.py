@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import train
 from data_gen.requests import refuse_other_shares
 from data_gen.storage.dataset import Harvest
 from data_gen.storage.shards import SPLITS
 from runtime.errors import UserError
 from runtime.json_files import CHECKSUM, write_checksummed
-from scripts import gen_data
+from scripts import evaluate, gen_data
 from tests.helpers.data.answer_stub import Stub, stub_server
 from tests.helpers.data.datasets import rows
 from tests.helpers.models.tiny_pair import save_tiny_pair
@@ -313,3 +314,25 @@ def test_repeated_texts_are_counted_and_splits_of_ids_are_not_gone_on_with(chats
     says = rf"^splits: {DATA}, on which x was tuned, was split by the"
     with pytest.raises(UserError, match=says):
         refuse_other_shares(data, manifest["shares"], "x was tuned")
+
+
+# Processors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_is_made_under_penalties_is_used_under_them(pair: None) -> None:
+    def penalised(penalty: float) -> list[str]:
+        chosen = ["warp=processed", "warp@draft_warp=processed"]
+        return chosen + [f"{name}.repetition_penalty={penalty}" for name in ("warp", "draft_warp")]
+
+    run(*penalised(1.3))
+    harvest = Harvest.open(DATA)
+    assert harvest.warps.target == harvest.warps.draft
+    assert manifest_of()["warp"]["processors"][0][0] == "RepetitionPenaltyLogitsProcessor"
+    assert "warp.processors" in refused(*penalised(1.2))
+    learn = ("predictor=specdecpp", f"data={DATA}", "trainer.epochs=1", "logger=none")
+    programs.run(train, *learn)
+    asked = (*programs.base(Path("pair")), "split=all", "limit=2", "max_new_tokens=6", "repeats=1")
+    asked = (*asked, "logger=none", "out=runs/x", "methods=[autoregressive,specdecpp]")
+    programs.run(evaluate, *asked, *penalised(1.3))
+    assert "warp.processors" in programs.refused(evaluate, *asked, *penalised(1.2))

@@ -3,6 +3,7 @@ given back, and what fails or is not taken says so."""
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from decoding.together import Together, at_once
 from decoding.verifiers.block import BlockVerifier
 from decoding.verifiers.rrsw import RrswVerifier
 from decoding.verifiers.token import TokenVerifier
+from evaluation.lossless import broken_invariants
 from runtime.errors import UserError
 from tests.helpers.models.cached import random_tokens
 from tests.helpers.models.tiny_pair import save_tiny_pair
@@ -69,6 +71,25 @@ def test_outputs_are_those_of_one_at_a_time(pair: ModelPair, parts: str, size: i
     alone = [engine.decode(*vars(each).values()).tokens for each in requests(40)]
     found = dict(BatchedEngine(engine, size).decode(requests(40)))
     assert [found[number].tokens for number in range(40)] == alone
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_nothing_behind_the_end_counts_as_accepted(pair: ModelPair, parts: str) -> None:
+    def ending() -> Iterator[Asked]:
+        for number, each in enumerate(requests(30)):
+            most = len(torch.as_tensor(each.prompt_ids)) + 1 + number % 6
+            yield replace(each, ends=lambda text, most=most: len(text) >= most)
+
+    eos = frozenset({3})
+    engine = SerialEngine(pair, *PARTS[parts](), WARP, WARP, eos)
+    alone = [engine.decode(*vars(each).values()) for each in ending()]
+    found, cut = dict(BatchedEngine(engine, 4).decode(ending())), 0
+    for number, trace in enumerate(alone):
+        assert not broken_invariants(found[number], 99, eos)
+        rounds = [[(r.accepted, r.tokens) for r in each.rounds] for each in (trace, found[number])]
+        assert rounds[0] == rounds[1]
+        cut += len(trace.rounds[-1].tokens) == trace.rounds[-1].accepted
+    assert cut > 3, "ends in the middle of an accepted draft"
 
 
 def test_requests_may_come_at_any_time(pair: ModelPair) -> None:

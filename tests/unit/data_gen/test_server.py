@@ -18,6 +18,7 @@ from data_gen.prompts import Prompt
 from data_gen.responses.external import ResponseFile, asked_on, fetched
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import Later, Servers, pause
+from decoding.processors import processed
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.answer_stub import NUCLEUS, PROMPTS, fetch, rows, server, stub_server
@@ -126,6 +127,12 @@ def test_a_conversation_goes_on_from_the_answers(tmp_path):
     assert texts_asked == ["w8", "", "w9", "w1", "w5 w1", "w2", "w5 w2", "w3"]
     assert last["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
     assert last["tools"] == [tool]
+
+
+def test_processors_are_asked_of_no_server(tmp_path):
+    says = "^warp: other engines take temperature, top_k and top_p alone"
+    penalised = replace(SAMPLED, warp=processed(repetition_penalty=1.1))
+    refuses(says, fetch, "http://127.0.0.1:1/v1", tmp_path, penalised)
 
 
 def test_template_arguments_are_sent_and_kept_apart(tmp_path):

@@ -23,6 +23,7 @@ from decoding.settings import Pair
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.models.cached import close
+from tests.helpers.models.tiny_pair import EOS, tiny_tokenizer
 
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}END{% endfor %}"
 PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}END{% endfor %}{% endfor %}"
@@ -237,6 +238,37 @@ def model(generation: Any = None, config: Any = None, text: Any = None) -> Any:
 def test_every_source_says_which_tokens_end(given, eos, expected):
     assert end_ids(model(**given), bytewise(eos=eos)) == expected
     assert set(end_ids(model(**given), None)) <= set(expected)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TURN.replace("END", "<end>\n"), (258, 259)),
+        (TURN.replace("END", " \n<end><pad>"), (258, 259)),
+        (PARTS.replace("END", "<end>"), (258, 259)),
+        (TURN.replace("END", "<eos>"), (259,)),
+        (TURN.replace("END", ". <end>"), (259,)),  # text of the template's own
+        (TURN.replace("END", "\n"), (259,)),
+        (SILENT, (259,)),
+        (STRICT, (259,)),
+    ],
+)
+def test_the_end_of_an_assistants_turn_ends_a_response(template, expected):
+    """Whatever eos the config and the tokenizer name."""
+    tokenizer = bytewise(template, "<eos>")
+    assert end_ids(model(config=259), tokenizer) == expected
+    assert closing_id(tokenizer, expected) == expected[0], "so does that of an answer given as text"
+
+
+def test_a_pair_ends_where_its_template_ends_a_turn(tiny_pair_dir, tmp_path):
+    folder = shutil.copytree(tiny_pair_dir, tmp_path / "pair")
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w7"]})
+    for template, ends in (("w7", (EOS, 7)), ("unheard", (EOS,)), ("w8 w7", (EOS,))):
+        tokenizer.chat_template = TURN.replace("END", f" {template} ")
+        for side in ("target", "draft"):
+            tokenizer.save_pretrained(folder / side)
+        assert load_pair(pair_config(folder)).eos_ids == ends
 
 
 @pytest.mark.parametrize(
