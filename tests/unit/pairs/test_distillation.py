@@ -31,6 +31,7 @@ class ByteTokenizer:
     """Just enough of a tokenizer for SelfChat: one id per character, `<e>` ends a turn."""
 
     eos_token, eos_token_id, chat_template = "<e>", EOS, "its own"
+    all_special_ids, added_tokens_decoder, unk_token_id = (EOS,), dict[int, Any](), None
 
     def apply_chat_template(self, turns: list[dict[str, str]], **kwargs: object) -> str:
         return f"ab{turns[0]['content']}<e>cd"
