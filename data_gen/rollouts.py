@@ -129,8 +129,7 @@ def roll(
         output = forward_along(draft, places, token, base, hidden=layers, logits=wanted)
         states.append(states_of(output))
         if depth < gamma:
-            tokens = torch.stack([each.token for each in drawn], 1).cpu()
-            scores = read.scored(warp, output.logits, places, tokens.__getitem__)
+            scores = read.scored(warp, output.logits, places, partial(_so_far, drawn))
             coins = uniform[:, depth - 1]
             drawn.append(blockwise(partial(draw, warp, own), scores, output.logits, coins))
             if warp.temperature > 0:
@@ -239,6 +238,10 @@ def shared_tokens(own: Tensor, gamma: int) -> Tensor:
     steps = (following - position)[:, None]
     made = count + (own.cumsum(0) - 1)[following][:, None] * gamma + depth - steps
     return torch.where(depth < steps, position[:, None] + depth, made)
+
+
+def _so_far(drawn: Sequence[Drawn], row: int) -> Tensor:
+    return torch.stack([each.token[row] for each in drawn]).cpu()
 
 
 def draw(warp: Warp, own: OwnTokens, logits: Tensor, unwarped: Tensor, uniform: Tensor) -> Drawn:

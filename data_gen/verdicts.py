@@ -63,7 +63,7 @@ def sampled_verdicts(
     The target runs in stages, each on a few more tokens of the rollouts that are still alive: their
     next token is valid, and all so far are accepted by the draws or with a probability that is not
     negligible. The rest stays 0. The cache is left as it was."""
-    tokens, said = rolled.drawn.token, rolled.drawn.token.cpu()
+    tokens = rolled.drawn.token
     verdicts, alive = Verdicts.of_first(first, tokens.shape[1]), torch.arange(len(drafted))
     base, done = target.length, 1
     for size in (*STAGES, *[STAGES[-1]] * tokens.shape[1]):
@@ -80,7 +80,7 @@ def sampled_verdicts(
         logits = forward_along(target, rolled.places.take(alive), taken, base).logits
         depths = torch.arange(done, until)
         at_rows, at_depths = alive.repeat(len(depths)), depths.repeat_interleave(len(alive))
-        drafted_before = partial(_before, said, at_rows, at_depths)
+        drafted_before = partial(_before, tokens, at_rows, at_depths)
         logits = read.scored(warps.target, logits, rolled.places.take(at_rows), drafted_before)
         _judge(verdicts, rolled, at_rows, at_depths, logits, uniform, warps)
         done = until
@@ -89,7 +89,7 @@ def sampled_verdicts(
 
 
 def _before(tokens: Tensor, rows: Tensor, depths: Tensor, row: int) -> Tensor:
-    return tokens[rows[row], : depths[row]]
+    return tokens[rows[row], : depths[row]].cpu()
 
 
 def greedy_verdicts(
