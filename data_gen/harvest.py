@@ -159,10 +159,10 @@ def outputs_on(pair: ModelPair, device: torch.device, draft_warp: Warp = PLAIN) 
 
 def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings) -> dict[str, Any]:
     """Return everything the shards depend on. Two harvests with equal plans may share a folder."""
-    asked = [(r, r.prompt and r.prompt.then) for r in requests]
+    template = _sha256([(pair.tokenizer.chat_template,)])
     prompts = [
-        (r.prompt_id, r.dataset, r.split, r.tokens.tolist(), *([then] if then else []))
-        for r, then in asked
+        (r.prompt_id, r.dataset, r.split, r.tokens.tolist(), *rendered_later(r, template))
+        for r in requests
     ]
     given = [(r.prompt_id, r.response.tolist()) for r in requests if r.response is not None]
     dates = sorted({r.prompt.date for r in requests if r.prompt and r.prompt.date})
@@ -177,6 +177,14 @@ def plan(pair: ModelPair, requests: Sequence[Request], settings: HarvestSettings
         **({DATES: dates} if dates else {}),
         **settings_of(splits, settings),
     }
+
+
+def rendered_later(request: Request, template: str) -> list[Any]:
+    """Return what decides how the later turns of a conversation are rendered."""
+    prompt = request.prompt
+    if prompt is None or not prompt.then:
+        return []
+    return [prompt.then, prompt.tools, dict(prompt.template), template]
 
 
 def settings_of(splits: Sequence[str], settings: HarvestSettings) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def cleaned(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a plan or manifest without paths of this machine and keys. Raises UserError where its
     records rest on some."""
     clean: dict[str, Any] = Cleaner(facts).value(facts)
+    if "chat_template" in facts:  # of the model; its tags look like paths
+        clean["chat_template"] = facts["chat_template"]
     for name in facts.keys() - {*WRITTEN, "checksum"}:
         if clean.get(name) != facts[name]:
             raise UserError(

@@ -5,7 +5,7 @@ import sys
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,28 +104,35 @@ def make_requests(
             raise UserError(
                 f"dataset: the prompt {prompt.id} is a single token. Remove it or make it longer"
             )
-        longest = len(tokens) if not prompt.then else reach(prompt, pair.tokenizer, new_tokens)
-        if longest > context - new_tokens and prompt.too_long == "error":
-            raise UserError(
-                f"pair.max_length: the conversation {prompt.id} may come to"
-                f" {longest + new_tokens} tokens with the target's answers, {context} fit. Raise"
-                " it, ask for shorter responses, or set dataset.too_long=skip: it then ends before"
-                " the turn that does not fit"
-            )
-        longest = min(longest, context - new_tokens)
+        longest = min(
+            reach(prompt, lambda: pair.tokenizer, new_tokens, context), context - new_tokens
+        )
         requests.append(
             Request(prompt.id, prompt.dataset, tokens, split, prompt=prompt, longest=longest)
         )
     return requests
 
 
-def reach(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, answer: int) -> int:
+def reach(
+    prompt: Prompt, tokenizer: Callable[[], PreTrainedTokenizerBase], answer: int, context: int
+) -> int:
     """Return the tokens of the last turn of a conversation, if each of the target's answers has
-    `answer` tokens."""
+    `answer` tokens; 0 for a prompt of one turn.
+
+    Raises UserError if one more answer would exceed the `context` and `Prompt.too_long` says so."""
+    if not prompt.then:
+        return 0
     last, count = prompt, len(prompt.then)
     while (after := last.answered("a")) is not None:
         last = after
-    return len(prompt_ids(last, tokenizer, sys.maxsize)) + count * answer
+    longest = len(prompt_ids(last, tokenizer(), sys.maxsize)) + count * answer
+    if longest + answer > context and prompt.too_long == "error":
+        raise UserError(
+            f"pair.max_length: the conversation {prompt.id} may come to {longest + answer} tokens"
+            f" with the target's answers, {context} fit. Raise it, ask for shorter responses, or"
+            " set dataset.too_long=skip: it then ends before the turn that does not fit"
+        )
+    return longest
 
 
 def following(
@@ -187,6 +194,8 @@ def requests_of_split(
         raise UserError(f"split: {split!r} is unknown. Use all, {', '.join(SPLITS)}")
     context = min(pair.target.max_length, pair.draft.max_length if drafted else sys.maxsize)
     prompts, _ = fitted(prompts, pair.tokenizer, context - new_tokens)
+    for prompt in prompts:
+        reach(prompt, lambda: pair.tokenizer, new_tokens, context)
     if split != "all":
         splits = split_prompts(prompts, shares["calibration"], shares["test"])
         prompts = [prompt for prompt in prompts if splits[prompt.id] == split]

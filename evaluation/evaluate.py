@@ -185,6 +185,12 @@ def load_requests(
     return turn_by_turn(found, pair, instantiate(cfg.warp), tokens, cfg.seed, keep)
 
 
+def turns_left_out(requests: Sequence[Request]) -> int:
+    """Return how many turns of conversations were not asked, since they do not fit."""
+    asked = {(request.dataset, request.prompt_id) for request in requests}
+    return sum((each.dataset, name) not in asked for each in requests for name in each.ids[1:2])
+
+
 def turn_by_turn(
     requests: Sequence[Request], pair: ModelPair, warp: Warp, most: int, seed: int, keep: bool
 ) -> list[Request]:
@@ -395,6 +401,7 @@ def compare(
         ),
         "resumed": journal.resumed,
         "kept": sum(request.kept for request in compared.requests),
+        "turns_left_out": turns_left_out(compared.requests),
         "run": run_facts(cfg, compared.pair),
         "checkpoints": compared.checkpoints,
         "draft": draft,

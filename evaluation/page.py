@@ -342,6 +342,8 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     for name, speeds in results["tried"].items():
         each = ", ".join(f"{what}: {speed:.1f}" for what, speed in speeds.items())
         parts += [f"{name}, tokens/s in the pass that chose: {each}"]
+    if count := results.get("turns_left_out"):
+        parts += [f"Conversations that ended before a turn that does not fit the context: {count}."]
     if results.get("kept"):
         parts += [
             "Later turns of conversations begin with what the turns before left in the caches,"

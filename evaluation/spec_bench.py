@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_gen.prompts.prompt import TURN
 from decoding.models.loading import ModelPair
 from decoding.trace import Trace
 from runtime.files import file_name
 
 FOLDER = "spec_bench"
-TURN = re.compile(r"(.+)#\d+", re.DOTALL)  # a turn of a conversation, `data_gen.prompts`
+TURN_OF = re.compile(rf"(.+){TURN}\d+", re.DOTALL)
 
 
 def write(folder: Path, traces: Mapping[str, Sequence[Trace]], pair: ModelPair) -> None:
@@ -33,7 +34,7 @@ def answers(model: str, decoded: Sequence[Trace], tokenizer: Any) -> list[dict[s
     questions = dict[tuple[str, str], dict[str, Any]]()
     repeats = Counter[tuple[str, str]]()
     for trace in decoded:
-        turn = TURN.fullmatch(trace.prompt_id)
+        turn = TURN_OF.fullmatch(trace.prompt_id)
         question = turn[1] if turn else trace.prompt_id
         line = questions.setdefault(
             (trace.dataset, question),

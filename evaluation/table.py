@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from data_gen.prompts.prompt import TURN
 from decoding.cost import CostTable, Counts
 from decoding.trace import STAGES, RoundTrace, Trace
 from runtime.files import write_atomically
@@ -311,10 +312,10 @@ def prompts(measurements: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def conversations(each: pd.DataFrame) -> pd.DataFrame:
-    """Return sums over the turns of every conversation, whose ids end in `#<turn>`: one observation
-    for intervals. each: of `prompts`."""
+    """Return sums over the turns of every conversation, one observation for intervals. each: of
+    `prompts`."""
     dataset, prompt = (each.index.get_level_values(level) for level in (0, 1))
-    whole = prompt.astype(str).str.replace(r"#[0-9]+$", "", regex=True)
+    whole = prompt.astype(str).str.replace(rf"{TURN}[0-9]+$", "", regex=True)
     return _added(each.groupby([dataset, whole], dropna=False), list(map(str, each)))
 
 

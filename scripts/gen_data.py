@@ -19,11 +19,13 @@ Records: mixed (draft tokens in a mix of response and candidates, SpecDec++'s) a
 draft tokens from every anchor, how many are accepted, the target's hidden states before them and
 the draft's at each)."""
 
+import sys
 import time
 from collections.abc import Sequence
 from datetime import date
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from hydra.utils import instantiate
 
@@ -33,6 +35,11 @@ from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign
 from runtime.settings.groups import Dataset, DraftWarp, Harvest, Logger, Splits, Warp
 from runtime.settings.kinds import Count, Group, Output, Part, Text
+
+if TYPE_CHECKING:
+    from data_gen.prompts import Prompt
+    from data_gen.responses.external import ExternalResponse
+    from data_gen.settings import HarvestSettings
 
 
 class Anchors(Group):
@@ -69,16 +76,12 @@ class GenData(Harvest):
 @program(__file__, GenData)
 def main(asked: GenData) -> None:
     """Harvest prompts with a pair into a dataset folder."""
-    from data_gen.harvest import Maker, make_chunks, maker_of, settings_of
+    from data_gen.harvest import Maker, make_chunks, maker_of
     from data_gen.hub import cleaned, push
-    from data_gen.prompts import Prompt, load_prompts
-    from data_gen.prompts.render import as_asked
-    from data_gen.requests import fitted, repeats, split_prompts
-    from data_gen.responses.external import fetched
+    from data_gen.requests import repeats
     from data_gen.run import MARKS, estimate, finish, print_results, progress_bar, report_faults
     from data_gen.settings import HarvestSettings
-    from data_gen.storage.claim import begun_on, refuse_others
-    from decoding.models.loading import context_of, load_tokenizer
+    from decoding.models.loading import load_tokenizer
     from predictors.hub import refuse_no_repository
     from runtime.tracking import tracked
     from runtime.workers import whole
@@ -91,29 +94,9 @@ def main(asked: GenData) -> None:
     if asked.push is not None:
         refuse_no_repository(asked.push, "push")
     settings = HarvestSettings.of(asked, asked, asked.anchors.stride, asked.features.stored)
-    prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
-    shares, target = (asked.splits.calibration, asked.splits.test), asked.pair.model("target")
-    day, too_long = begun_on(out) or date.today().isoformat(), dict[str, int]()
-    if any(prompt.too_long != "error" for prompt in prompts):
-        room = context_of(asked.pair) - settings.max_new_tokens - settings.gamma
-        prompts, too_long = fitted(prompts, load_tokenizer(target), room, day)
-    if source.own_clock and any(prompt.date for prompt in prompts):
-        raise UserError("dataset.template.date: the server renders prompts itself. Leave it away")
-    splits = split_prompts(prompts, *shares)
-    known = settings_of([splits[p.id] for p in prompts for _ in p.ids], settings)
-    known["pair"] = {"name": asked.pair.name}
-    known["responses"] = "external" if source.external else "generated"
-    if not asked.estimate:
-        refuse_others(out, known)
-    tokenizer = partial(load_tokenizer, target)
-
-    def render(some: Sequence[Prompt]) -> list[Prompt]:
-        read = any(prompt.chat for prompt in some)
-        return as_asked(some, tokenizer(), day, source.external) if read else list(some)
-
-    # Before loading models, whose memory a server may need.
-    prompts, given = fetched(source, prompts, settings, out, not asked.estimate, tokenizer, render)
-    tokenizer()  # no folder is made for a pair that is not there
+    prompts, given, too_long = responded(asked, settings, out)
+    shares = asked.splits.calibration, asked.splits.test
+    tokenizer = load_tokenizer(asked.pair.model("target"))  # else no folder is made
     make = partial(maker_of, asked.pair, prompts, given, settings, shares)
     start = time.perf_counter()
     with only_writer(out), workers.team(make) as team:
@@ -130,7 +113,10 @@ def main(asked: GenData) -> None:
             with bar:
                 make_chunks(team, plan, out, progress)
             origin = asked.splits, asked.responses, repeats(prompts)
-            template = tokenizer().chat_template if prompts[0].chat else None
+            template = None
+            if prompts[0].chat:
+                arguments = dict(prompts[0].template)
+                template = {"text": tokenizer.chat_template, "arguments": arguments}
             made = finish(plan, given_tokens, out, *origin, too_long, template)
             seconds = time.perf_counter() - start
             measured = made.manifest.written["statistics"]
@@ -139,6 +125,46 @@ def main(asked: GenData) -> None:
     print_results(made, seconds, bool(given))
     if asked.push is not None:
         print(f"sent to {push(made, asked.push)}")
+
+
+def responded(
+    asked: GenData, settings: "HarvestSettings", out: Path
+) -> tuple[list["Prompt"], dict[str, "ExternalResponse"] | None, dict[str, int]]:
+    """Return the prompts as they are asked, their responses if others give these, and how many
+    prompts were too long, by what became of them. Raises UserError for a folder with other data."""
+    from data_gen.harvest import settings_of
+    from data_gen.prompts import Prompt, load_prompts
+    from data_gen.prompts.render import as_asked
+    from data_gen.requests import fitted, split_prompts
+    from data_gen.responses.external import GoingOn, fetched
+    from data_gen.storage.claim import begun_on, refuse_others
+    from decoding.models.loading import context_of, ends_of, load_tokenizer
+
+    prompts, source = load_prompts(asked.dataset), instantiate(asked.responses)
+    target, most, room = asked.pair.model("target"), settings.max_new_tokens, sys.maxsize
+    tokenizer = partial(load_tokenizer, target)
+    day, too_long = begun_on(out) or date.today().isoformat(), dict[str, int]()
+    if any(prompt.then or prompt.too_long != "error" for prompt in prompts):
+        room = context_of(asked.pair) - most - settings.gamma
+        prompts, too_long = fitted(prompts, tokenizer(), room, day)
+    if source.own_clock and any(prompt.date for prompt in prompts):
+        raise UserError("dataset.template.date: the server renders prompts itself. Leave it away")
+    splits = split_prompts(prompts, asked.splits.calibration, asked.splits.test)
+    known = settings_of([splits[p.id] for p in prompts for _ in p.ids], settings)
+    known["pair"] = {"name": asked.pair.name}
+    known["responses"] = "external" if source.external else "generated"
+    if source.external and any(prompt.then and prompt.too_long != "error" for prompt in prompts):
+        known.pop("splits")  # which turns fit is known when those before are answered
+    if not asked.estimate:
+        refuse_others(out, known)
+
+    def render(some: Sequence[Prompt]) -> list[Prompt]:
+        read = any(prompt.chat for prompt in some)
+        return as_asked(some, tokenizer(), day, source.external) if read else list(some)
+
+    # Before loading models, whose memory a server may need.
+    on = GoingOn(render, tokenizer, lambda: ends_of(target, tokenizer()), most, room)
+    return *fetched(source, prompts, settings, out, not asked.estimate, on), too_long
 
 
 if __name__ == "__main__":

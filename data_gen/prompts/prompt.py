@@ -1,17 +1,20 @@
 """Prompts: their class, reading them from rows (objects of a JSONL file, say), and the checks that
 all sources share."""
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_gen.prompts.conversation import FIELDS, Message, asked
+from data_gen.prompts.conversation import FIELDS, Message, asked, told
 from runtime.errors import UserError
 from runtime.json_lines import is_text, read_objects
 
 FORM = 'Write {"prompt": ...} on every line'
+TURN = "#turn"  # between the id of a conversation and the number of a turn
 T = TypeVar("T")
 
 
@@ -56,8 +59,8 @@ class Prompt:
     @property
     def ids(self) -> list[str]:
         """Return its id and those of the turns that follow the target's answers."""
-        root, _, number = self.id.rpartition("#")
-        return [self.id, *(f"{root}#{int(number) + n}" for n in range(1, len(self.then) + 1))]
+        root, _, number = self.id.rpartition(TURN)
+        return [self.id, *(f"{root}{TURN}{int(number) + n}" for n in range(1, len(self.then) + 1))]
 
     def answered(self, answer: str) -> "Prompt | None":
         """Return the next turn of the conversation after the target's `answer`; None after the
@@ -148,6 +151,20 @@ def prompts_from_rows(
         for part in about:
             refuse_half_characters(part, key, where)
         held = next((each for each in (field, *FIELDS) if isinstance(row.get(each), list)), None)
+        tools = told(row.get("tools") or [])
+        if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+            raise UserError(
+                f"{key}: {where} has tools that are no list of objects. Write each as servers take"
+                ' it, {"type": "function", "function": ...}'
+            )
+        if re.search(rf"{TURN}[0-9]+$", about[0]):
+            raise UserError(
+                f"dataset: {where} has the id {about[0]!r}, and {TURN} stands before the number of"
+                " a conversation's turn. Give it another"
+            )
+        further["tools"] = tools
+        if tools and not chat:
+            raise UserError(f"{key}: {where} has tools for a chat template. Set dataset.chat=true")
         if held is None or isinstance(row.get(field), str):
             prompts.append(Prompt(*about, text_of(row, field, key, where), **further))
             continue
@@ -156,19 +173,14 @@ def prompts_from_rows(
                 f"{key}: {where} has a conversation, which the chat template renders. Set"
                 f" dataset.chat=true, or write its text under {field!r}"
             )
-        tools = row.get("tools") or []
-        if not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise UserError(
-                f"{key}: {where} has tools that are no list of objects. Write each as servers take"
-                ' it, {"type": "function", "function": ...}'
-            )
         found = list(asked(row[held], key, where))
         for number, turn in enumerate(found, 1):
-            refuse_half_characters(f"{turn} {tools}", key, where)
+            written = json.dumps([turn, tools], ensure_ascii=False, default=str)
+            refuse_half_characters(written, key, where)
             alone = len(found) == 1 and not turn.then
-            called = about[0] if alone else f"{about[0]}#{number}"
+            called = about[0] if alone else f"{about[0]}{TURN}{number}"
             whole = found[0].text if number > 1 else ""
-            said = {"earlier": turn.earlier, "then": turn.then, "tools": tools, **further}
+            said = {"earlier": turn.earlier, "then": turn.then, **further}
             prompts.append(Prompt(called, *about[1:], turn.text, whole=whole, **said))
     return select(prompts, limit)
 

@@ -65,11 +65,16 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
         marked = replace(whole, text=prompt.text + MARK)
         try:
             text = _applied(whole, tokenizer)[0]
-            if prompt.tools and text == _applied(replace(whole, tools=()), tokenizer)[0]:
-                raise UserError(
-                    f"dataset.field: the chat template does not show the tools of {prompt.id}. Take"
-                    " a model that knows tools, or leave them away"
-                )
+            bare = [{k: m[k] for k in m if k != "tool_calls"} for m in prompt.earlier]
+            for what, there, without in (
+                ("tools", prompt.tools, replace(whole, tools=())),
+                ("tool calls", bare != [*prompt.earlier], replace(whole, earlier=bare)),
+            ):
+                if there and text == _applied(without, tokenizer)[0]:
+                    raise UserError(
+                        f"dataset.field: the chat template does not show the {what} of {prompt.id}."
+                        " Take a model that knows tools, or leave them away"
+                    )
             if _shows(_applied(marked, tokenizer)[0], marked) and _shows(text, whole):
                 return text, parts
         except UserError as error:
@@ -114,7 +119,8 @@ def _shows(text: str, prompt: Prompt) -> bool:
     """Return whether `text` shows the prompt's text, apart from blanks, which many templates trim,
     and what system and user have said before. A list printed as Python or JSON does not count."""
     content, shown = (" ".join(one.split()) for one in (prompt.content, text))
-    said = [x["content"] for x in prompt.earlier if x["role"] in ("system", "developer", "user")]
+    roles = ("system", "developer", "user", "tool")
+    said = [x["content"] for x in prompt.earlier if x["role"] in roles]
     if not all(" ".join(each.split()) in shown for each in said):
         return False
     written = f"""["']text["']: ?["']{re.escape(content)}"""
@@ -177,7 +183,8 @@ def dated(prompt: Prompt) -> Prompt:
     rest = dict(prompt.template)
     day = rest.pop("date", None)
     try:
-        return replace(prompt, template=rest, date=day and date.fromisoformat(str(day)).isoformat())
+        day = None if day is None else date.fromisoformat(str(day)).isoformat()
+        return replace(prompt, template=rest, date=day)
     except ValueError as error:
         raise UserError(
             f"dataset.template.date: expected a date such as 2026-01-31, got {day}"

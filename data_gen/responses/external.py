@@ -3,9 +3,11 @@ that the models are run along."""
 
 import hashlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import takewhile
 from typing import Annotated, Any, Protocol, TypeGuard
 
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from data_gen.prompts import Prompt
-from data_gen.requests import Request
+from data_gen.prompts.render import prompt_ids
+from data_gen.requests import Request, reach
 from data_gen.settings import HarvestSettings
 from decoding.models.ends import closing_id
 from decoding.models.loading import ModelPair
@@ -167,21 +170,50 @@ class ResponseFile:
         return responses
 
 
+@dataclass(frozen=True)
+class GoingOn:
+    """How conversations go on after external responses. render: `data_gen.prompts.render.as_asked`;
+    ends: that end a response; most: tokens of one; room: most tokens of a prompt."""
+
+    render: Callable[[Sequence[Prompt]], list[Prompt]]
+    tokenizer: Callable[[], PreTrainedTokenizerBase]
+    ends: Callable[[], Collection[int]]
+    most: int
+    room: int
+
+    def next_turn(self, prompt: Prompt, response: ExternalResponse) -> Prompt | None:
+        """Return the next turn after a response, of which only what is recorded is said; None where
+        it does not fit and is left out (`Prompt.too_long`)."""
+        tokenizer, text = self.tokenizer(), response.content
+        if isinstance(text, str):
+            ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            text = text if len(ids) <= self.most else str(tokenizer.decode(ids[: self.most]))
+        else:
+            ends = self.ends()
+            said = list(takewhile(lambda token: token not in ends, text[: self.most]))
+            if any(not 0 <= token < 1 << 31 for token in said):
+                raise UserError(f"{response.where} has tokens that are none. {FORM}")
+            text = str(tokenizer.decode(said, skip_special_tokens=True))
+        after = prompt.answered(text)
+        fits = after is None or len(prompt_ids(after, tokenizer, sys.maxsize)) <= self.room
+        return after if fits or prompt.too_long == "error" else None
+
+
 def fetched(
     source: Source,
     prompts: Sequence[Prompt],
     settings: HarvestSettings,
     out: pathlib.Path,
     ask: bool,
-    tokenizer: Callable[[], PreTrainedTokenizerBase],
-    render: Callable[[Sequence[Prompt]], list[Prompt]],
+    on: GoingOn,
 ) -> tuple[list[Prompt], dict[str, ExternalResponse] | None]:
     """Return the prompts as they were asked, and a response to each, by id; None if the target
     generates them here. Where a response is the answer that a conversation goes on from, the next
-    turn is a prompt, too.
-
-    out, ask: as in `Source.fetch`; render: `data_gen.prompts.render.as_asked`."""
-    wave, asked, responses = render(prompts), list[Prompt](), dict[str, ExternalResponse]()
+    turn is a prompt, too. out, ask: as in `Source.fetch`."""
+    wave, asked, responses = on.render(prompts), list[Prompt](), dict[str, ExternalResponse]()
+    if source.external:
+        for prompt in wave:
+            reach(prompt, on.tokenizer, on.most, on.room + on.most)
     while wave:
         given = source.fetch(wave, settings, out, ask)
         if given is None:
@@ -189,13 +221,9 @@ def fetched(
         wave, later = asked_on(wave, given), list[Prompt | None]()
         for prompt in wave:
             response = responses[prompt.id] = given[prompt.id]
-            if prompt.then:
-                text: Any = response.content
-                if not isinstance(text, str):
-                    text = tokenizer().decode(text, skip_special_tokens=True)
-                later.append(prompt.answered(text))
+            later += [on.next_turn(prompt, response)] if prompt.then else []
             asked.append(replace(prompt, then=()))
-        wave = render([prompt for prompt in later if prompt])
+        wave = on.render([prompt for prompt in later if prompt])
     return asked, responses
 
 

@@ -41,6 +41,7 @@ WRITTEN = (
     "responses_from",
     "shards",
     "bytes",
+    "chat_template",
 )  # how and as what its records were written
 
 

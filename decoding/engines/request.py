@@ -81,6 +81,8 @@ class RequestState:
                 lm.reset()
                 if 0 < kept < lm.max_length:
                     lm.forward(prompt[:kept], logits="none")
+                    if lm.device.type == "cuda":
+                        torch.cuda.synchronize(lm.device)
         began = perf_counter() if kept > 0 else began
         max_new = min(max_new_tokens, context - len(prompt))
         text = torch.cat([prompt, prompt.new_zeros(max_new)])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -209,6 +211,16 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         raise UserError(
             f"pair.{settings.side}: no tokenizer in {source} ({first_line(error)}). {REMEDY}"
         ) from error
+
+
+def ends_of(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return `end_ids` of a model before it is loaded."""
+    try:
+        generation = GenerationConfig.from_pretrained(source_of(settings), **where_of(settings))
+    except (OSError, ValueError):  # it has none
+        generation = None
+    found: Any = SimpleNamespace(config=load_config(settings), generation_config=generation)
+    return end_ids(found, tokenizer)
 
 
 def _load_model(settings: ModelSettings, vocabulary: torch.Tensor | None = None) -> PreTrainedModel:

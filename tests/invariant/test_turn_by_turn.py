@@ -12,13 +12,13 @@ from data_gen.prompts import Prompt
 from data_gen.prompts.jsonl import load_jsonl
 from data_gen.prompts.render import as_asked
 from data_gen.requests import make_requests, said
-from data_gen.responses.external import ResponseFile, fetched, with_responses
+from data_gen.responses.external import GoingOn, ResponseFile, fetched, with_responses
 from data_gen.run import finish
 from data_gen.storage.dataset import Harvest
 from decoding.models.loading import ModelPair
 from tests.helpers.damage.refusals import refuses
 from tests.helpers.data.datasets import RECIPE, SETTINGS, rows
-from tests.helpers.models.tiny_pair import tiny_pair
+from tests.helpers.models.tiny_pair import EOS, tiny_pair
 
 THINKING = (  # as templates of models that think: what was thought is left out of earlier answers
     "{% if tools %}w9 {% for t in tools %}{{ t.name }} {% endfor %}{% endif %}"
@@ -76,7 +76,7 @@ def test_each_turn_is_rendered_after_the_answers_to_those_before(
             before.append(own if role == "target" else {"role": role, "content": text})
             if role == "user":
                 turn += 1
-                row = found.pop(name if len(chat) == 1 else f"{name}#{turn}")
+                row = found.pop(name if len(chat) == 1 else f"{name}#turn{turn}")
                 rendered = tokenizer.apply_chat_template(
                     before, TOOLS.get(name), add_generation_prompt=True, tokenize=False, **template
                 )
@@ -94,34 +94,47 @@ def test_responses_do_not_depend_on_the_chunks(pair: ModelPair, tmp_path: Path) 
     assert len({row["split"] for name, row in first.items() if name.startswith("long")}) == 1
 
 
+def test_a_template_that_renders_later_turns_otherwise_makes_another_harvest(
+    pair: ModelPair, tmp_path: Path
+) -> None:
+    new_tokens = RECIPE.max_new_tokens + RECIPE.gamma
+    requests = make_requests(prompts(tmp_path), pair, new_tokens, 0.2, 0.2)
+    other = tiny_pair()
+    other.tokenizer.chat_template = THINKING.replace("[-1]", "[0]")
+    anew = make_requests(prompts(tmp_path), other, new_tokens, 0.2, 0.2)
+    assert [each.tokens.tolist() for each in anew] == [each.tokens.tolist() for each in requests]
+    assert plan(pair, requests, RECIPE)["prompts"] != plan(other, anew, RECIPE)["prompts"]
+
+
 def test_a_conversation_ends_before_the_turn_that_does_not_fit(
     pair: ModelPair, tmp_path: Path
 ) -> None:
     new_tokens = RECIPE.max_new_tokens + RECIPE.gamma
     tight = replace(prompts(tmp_path)[0], then=[[{"role": "user", "content": "w5 " * 80}]])
-    says = r"^pair.max_length: the conversation long#1 may come to .* dataset.too_long=skip"
+    says = r"^pair.max_length: the conversation long#turn1 may come to .* dataset.too_long=skip"
     refuses(says, make_requests, [tight, *prompts(tmp_path)[1:]], pair, new_tokens, 0.2, 0.2)
     left = [replace(tight, too_long="skip"), *prompts(tmp_path)[1:]]
     requests = make_requests(left, pair, new_tokens, 0.2, 0.2)
     harvest(pair, requests, RECIPE, tmp_path / "data", Progress())
     made = finish(plan(pair, requests, RECIPE), 0, tmp_path / "data", *SETTINGS.values())
     names = [row["prompt_id"] for row in rows(made.folder, "responses")]
-    assert "long#1" in names and "long#2" not in names and made.manifest.left_out == 1
+    assert "long#turn1" in names and "long#turn2" not in names and made.manifest.left_out == 1
 
 
 def test_answers_of_a_file_go_on_as_those_of_the_target(pair: ModelPair, tmp_path: Path) -> None:
     some, answers = prompts(tmp_path), tmp_path / "answers.jsonl"
     generated = harvested(pair, some, tmp_path / "generated")
     lines = [
-        {"id": name, "response_tokens": row["response_tokens"]} for name, row in generated.items()
+        {"id": name, "response_tokens": [*row["response_tokens"], EOS, 5, 6]}
+        for name, row in generated.items()
     ]
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def render(wave: Any) -> list[Prompt]:
         return as_asked(wave, pair.tokenizer, "2026-01-31", True)
 
-    source, tokenizer = ResponseFile(str(answers)), lambda: pair.tokenizer
-    asked, given = fetched(source, some, RECIPE, tmp_path, True, tokenizer, render)
+    on = GoingOn(render, lambda: pair.tokenizer, lambda: pair.eos_ids, RECIPE.max_new_tokens, 80)
+    asked, given = fetched(ResponseFile(str(answers)), some, RECIPE, tmp_path, True, on)
     requests = make_requests(asked, pair, RECIPE.max_new_tokens + RECIPE.gamma, 0.2, 0.2)
     requests = with_responses(requests, given, pair, RECIPE.max_new_tokens)
     assert {each.prompt_id: each.tokens.tolist() for each in requests} == {

@@ -1,6 +1,7 @@
 """Conversations in prompt files: every turn of the user is asked after what was said before it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("row", [{"messages": CHAT}, {"conversations": SHARED}, {"prompt": CHAT}])
 def test_every_turn_of_the_user_is_a_prompt(tmp_path: Path, row: dict[str, Any]) -> None:
     first, second = read(tmp_path, {"id": "c", **row})
-    assert (first.id, second.id) == ("c#1", "c#2")
+    assert (first.id, second.id) == ("c#turn1", "c#turn2")
     assert turns(first) == CHAT[:2] and turns(second) == CHAT[:4]
     for prompt, count in ((first, 2), (second, 4)):
         own = tokenizer()
@@ -75,7 +76,7 @@ def test_the_turns_of_a_conversation_share_a_split(tmp_path: Path) -> None:
     prompts = read(tmp_path, *rows)
     split = split_prompts(prompts, 0.2, 0.2)
     assert len(prompts) == 60 and repeats(prompts) == 0 and len(set(split.values())) == 3
-    assert all(split[f"{n}#1"] == split[f"{n}#2"] for n in range(30))
+    assert all(split[f"{n}#turn1"] == split[f"{n}#turn2"] for n in range(30))
 
 
 def test_what_is_cut_still_belongs_to_its_conversation(tmp_path: Path) -> None:
@@ -112,6 +113,9 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     (r"has no turn of a user", {"messages": []}),
     (r"two turns of the user and no answer between them, but one behind", {"messages": GAP}),
     (r"has tools that are no list of objects", {"messages": CHAT, "tools": ["w1"]}),
+    (r"ends in a message of tool", {"messages": [*CHAT[:2], {"role": "tool", "content": "w9"}]}),
+    (r"message 1 is no message", {"messages": [{"role": "assistant", "tool_calls": [5]}]}),
+    (r"holds half a character", {"messages": [{"role": "user", "content": "w3 \ud800"}]}),
     (r"has no text under 'prompt'", {"messages": "w1"}),
 ]
 
@@ -119,6 +123,29 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("says", "row"), FAULTS)
 def test_what_is_no_conversation_is_refused(says: str, row: dict[str, Any], tmp_path: Path) -> None:
     refuses(rf"^dataset.field: .*line 1.* {says}", read, tmp_path, row)
+
+
+def test_what_datasets_write_into_messages_besides_is_left_away(tmp_path: Path) -> None:
+    call = {"function": {"name": "f"}, "id": None}
+    more = {"tool_calls": None, "timestamp": "1", "name": "w1"}
+    first = {"role": "user", "content": "w3", **more}
+    chat = [first, {"role": "assistant", "content": None, "tool_calls": [call]}, CHAT[3]]
+    prompts = read(tmp_path, {"messages": chat, "tools": [{"name": "w9", "strict": None}]})
+    assert prompts[1].tools == [{"name": "w9"}]
+    assert turns(prompts[1])[:2] == [
+        {"role": "user", "content": "w3", "name": "w1"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
+    ]
+    with pytest.raises(UserError, match="the chat template does not show the tools of"):
+        rendered(prompts[0], tokenizer())
+    with pytest.raises(UserError, match="the chat template does not show the tool calls of"):
+        rendered(replace(prompts[1], tools=()), tokenizer())
+    alone = read(tmp_path, {"prompt": "w3", "tools": [{"name": "w9"}]})
+    assert alone[0].tools == [{"name": "w9"}]
+
+
+def test_an_id_is_not_taken_for_that_of_a_turn(tmp_path: Path) -> None:
+    refuses(r"has the id 'a#turn2'", read, tmp_path, {"id": "a#turn2", "prompt": "w3"})
 
 
 def test_a_conversation_is_not_continued_as_text(tmp_path: Path) -> None:

@@ -49,3 +49,8 @@ def test_what_is_no_repository_or_does_not_answer_is_one_line(tmp_path: Path, hu
     refuses("data: expected owner/name, got 'a b'", Harvest.open, "hub:a b")
     hub_at("http://127.0.0.1:9")
     refuses("push: me/harvest was not written", push, made, "me/harvest")
+
+
+def test_tags_of_a_chat_template_are_no_paths_of_this_machine() -> None:
+    template = {"chat_template": {"text": "{{ c.split('</think>')[-1] }} </s>", "arguments": {}}}
+    assert cleaned(template) == template

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from data_gen.prompts import Prompt
-from data_gen.responses.external import ResponseFile, asked_on, fetched
+from data_gen.responses.external import GoingOn, ResponseFile, asked_on, fetched
 from data_gen.responses.log import NAME, open_log
 from data_gen.responses.server import Later, Servers, pause
 from decoding.processors import processed
@@ -115,13 +115,17 @@ def test_a_conversation_goes_on_from_the_answers(tmp_path):
     tool = {"type": "function", "function": {"name": "f"}}
     before = [{"role": "user", "content": "w8"}, called, {"role": "tool", "content": "w9"}]
     later = [[{"role": "user", "content": text}] for text in ("w2", "w3")]
-    chat = Prompt("c#2", "toy", "", "w1", earlier=before, then=later, tools=[tool])
+    chat = Prompt("c#turn2", "toy", "", "w1", earlier=before, then=later, tools=[tool])
     with stub_server() as stub:
-        source, texts = server(stub.url), list
-        asked, given = fetched(source, [chat], SAMPLED, tmp_path, True, tiny_tokenizer, texts)
-        again, _ = fetched(source, [chat], SAMPLED, tmp_path, True, tiny_tokenizer, texts)
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.content }} {{ m.tool_calls }} {{ tools }}{% endfor %}"
+        )
+        source, on = server(stub.url), GoingOn(list, lambda: tokenizer, tuple, 18, 90)
+        asked, given = fetched(source, [chat], SAMPLED, tmp_path, True, on)
+        again, _ = fetched(source, [chat], SAMPLED, tmp_path, True, on)
     assert asked == again and len(stub.bodies) == 3
-    assert [prompt.id for prompt in asked] == list(given or ()) == ["c#2", "c#3", "c#4"]
+    assert [prompt.id for prompt in asked] == list(given or ()) == ["c#turn2", "c#turn3", "c#turn4"]
     last = stub.bodies[2]
     texts_asked = [message["content"] for message in last["messages"]]
     assert texts_asked == ["w8", "", "w9", "w1", "w5 w1", "w2", "w5 w2", "w3"]

@@ -16,7 +16,11 @@ def answered(prompt: str, seconds: float) -> Trace:
 
 def test_turns_are_of_one_question_and_repeats_are_choices(tmp_path):
     """Read as evaluation/speed.py reads it: the first choice of every line."""
-    once = [answered("q#1", 1.0), answered("q#2", 3.0), replace(plain(2, 5.0, "r"), category="qa")]
+    once = [
+        answered("q#turn1", 1.0),
+        answered("q#turn2", 3.0),
+        replace(plain(2, 5.0, "r"), category="qa"),
+    ]
     again = [replace(each, seconds=9.0) for each in once]
     tokenizer = SimpleNamespace(decode=lambda tokens, **_: "é" * len(tokens))
     pair: Any = SimpleNamespace(name="pair", tokenizer=tokenizer)

@@ -221,13 +221,13 @@ def test_markdown_lines_up():
 
 
 def test_the_turns_of_a_conversation_are_one_observation() -> None:
-    prompts = [f"{name}#{turn}" for name in "abcdefgh" for turn in (1, 2, 3)]
+    prompts = [f"{name}#turn{turn}" for name in "abcdefgh" for turn in (1, 2, 3)]
     speed = np.repeat(np.arange(1.0, 9.0), 3)  # differs between conversations, not within
     rows = [
         {"policy": "p", "prompt": prompt, "emitted": 10.0, "seconds": 10 / each}
         for prompt, each in zip(prompts, speed, strict=True)
     ]
-    whole = [row for row in rows if row["prompt"].endswith("#1")]
+    whole = [row for row in rows if row["prompt"].endswith("#turn1")]
     turns, alone = (
         table.ratio(table.table("timed", some), "emitted", "seconds") for some in (rows, whole)
     )
