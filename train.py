@@ -171,6 +171,7 @@ def judge(
         fit_confidences,
         measured,
         test_scores,
+        train_scores,
     )
 
     samples = data.samples
@@ -179,6 +180,7 @@ def judge(
     kept, fit = settings.calibration.survival, instantiate(settings.calibration.fit)
     fit_calibration(predictor, samples["calibration"], rounds if kept else None, fit)
     metrics["test"] = test_scores(predictor, reached(learned), test.samples)
+    metrics["train"] = train_scores(predictor, samples["train"])
     judged = {f"{settings.data} (test split)": test, **elsewhere}
     metrics["reliability"] = {name: measured(predictor, *rows) for name, rows in judged.items()}
     if rounds is not None:

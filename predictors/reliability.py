@@ -18,7 +18,7 @@ from torch import Tensor
 from predictors.base import Predictor, Records
 from predictors.calibration import Fit, balanced, calibrate
 from predictors.card import DECISION
-from predictors.metrics import log_loss, one_column, scores, squared_error
+from predictors.metrics import kl, log_loss, one_column, scores, squared_error
 from predictors.outcomes import foresees, survival
 from predictors.survival import Prefixes, Survival, binary_nll, by_depth, counted, fit_survival
 from predictors.training.trainer import logits_in_chunks
@@ -61,6 +61,12 @@ def test_scores(predictor: Predictor, train: Records, test: Records) -> dict[str
         if column in test:
             probs[f"draft confidence ({column})"] = confidence(train[column], learned, test[column])
     return {name: scores(rows, targets) for name, rows in probs.items()}
+
+
+def train_scores(predictor: Predictor, train: Records) -> dict[str, dict[str, float]]:
+    """Return the kl of the head as trained on the rows of the training split."""
+    probs = torch.softmax(logits_in_chunks(predictor.head, train["inputs"]), dim=-1).double()
+    return {f"{predictor.name}, before calibration": {"kl": kl(probs, predictor.targets(train))}}
 
 
 def base_rate(targets: Tensor, n: int) -> Tensor:

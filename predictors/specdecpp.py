@@ -1,6 +1,7 @@
 """The acceptance head of SpecDec++ (arXiv 2405.19715): will the target accept this draft token?"""
 
 import math
+import pathlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -12,10 +13,11 @@ from torch import nn
 
 from predictors.base import Predictor, Records
 from predictors.inputs import Inputs, When, named_inputs
+from predictors.released_head import read_head
 from predictors.training.batches import Items
 from predictors.training.losses import weighted_soft_bce
 from predictors.training.trainer import Trainer
-from runtime.settings.kinds import Layers, Names
+from runtime.settings.kinds import Layers, Names, Path
 
 
 class AcceptanceHead(nn.Module):
@@ -102,6 +104,11 @@ class SpecDecPP(Predictor):
         "what it reads besides the draft's states, such as q_stats; of rounds (context=rollout)"
         " also target_hidden, draft_before, q_path, depth and history; []: as in the paper",
     ] = field(default_factory=list)  # type: ignore[assignment]  # names until `begin`
+    released: Annotated[
+        Path | None,
+        "folder of a head that SpecDec++'s own program saved: it is taken as it is, and only"
+        " calibrated and scored; null: a head is trained",
+    ] = None
 
     def __post_init__(self) -> None:
         self.layers = None if self.layers is None else tuple(self.layers)
@@ -135,6 +142,9 @@ class SpecDecPP(Predictor):
         """Train on `inputs` [n, D] and `accept_prob` [n]; a micro-batch is all positions of
         `batch_size` prompts."""
         held = self.begin(records, inputs, trainer)
+        if self.released is not None:
+            read_head(pathlib.Path(self.released), self.head)
+            return self
         x, s, group = records["inputs"], records["accept_prob"], records["group"]
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)
         fold, rest = Items(x, s, group, kept=~held), Items(x, s, kept=held)

@@ -16,6 +16,7 @@ from decoding.stopping.base import TunableRule, probabilities
 from decoding.stopping.policy import Policy, lowest, seen_later
 from decoding.stopping.rollout_table import RolloutTable
 from predictors.base import Records
+from predictors.calibration import Calibration
 from predictors.features.layers import RecordedLayers
 from runtime.errors import UserError
 from runtime.settings.kinds import DraftLength, Path, Probability, Says
@@ -27,8 +28,9 @@ class SpecDecPPStop(TunableRule):
 
     A checkpoint with calibrated prefix survival puts that in the product's place
     (`predictors.survival`). The paper's threshold 0.7 is for f as it is trained, which the weight
-    `w_rej` of rejected tokens shifts down. Calibration undoes the shift: with a calibrated
-    checkpoint 0.7 is another rule, which drafts far longer. Tune it.
+    `w_rej` of rejected tokens shifts down (`calibrated` false: the head is asked as it was
+    trained). Calibration undoes the shift: then 0.7 is another rule, which drafts far longer. Tune
+    it.
 
     bounds: never stop before the first number of tokens, always at the second. order: "paper" runs
         the draft on the last drawn token before it decides, so k tokens cost k + 1 draft forwards
@@ -46,8 +48,8 @@ class SpecDecPPStop(TunableRule):
         threshold: Annotated[
             Probability,
             "a draft ends where a rejection is more probable than this; 0.7 is the paper's, for a"
-            " head as it is trained: w_rej shifts it down. A calibrated checkpoint makes it another"
-            " rule, which drafts far longer: tune it (scripts/tune.py)",
+            " head as it is trained (calibrated=false): w_rej shifts it down. Calibration makes it"
+            " another rule, which drafts far longer: tune it (scripts/tune.py)",
         ],
         bounds: Annotated[
             Sequence[DraftLength],
@@ -59,6 +61,9 @@ class SpecDecPPStop(TunableRule):
             Literal["paper", "code"],
             "code: decide from the token before the last, one draft forward less per round",
         ],
+        calibrated: Annotated[
+            bool, "false: the head as it was trained, whatever calibration its checkpoint holds"
+        ] = True,
     ) -> None:
         super().__init__()
         self.threshold, self.order = threshold, order
@@ -73,13 +78,17 @@ class SpecDecPPStop(TunableRule):
         inputs = self.predictor.inputs
         self.draft_layers, self.target_layers = inputs.draft_layers, inputs.target_layers
         self.columns = inputs.columns("token")
+        if not calibrated:
+            self.predictor.calibration = Calibration()
         calibration = self.predictor.calibration
         if calibration.method != "none" or not calibration.survival.is_product:
             self.caution = (
                 f"threshold {threshold} is not tuned, and {checkpoint} is calibrated: the paper's"
-                " 0.7 is for a head as it is trained. Tune it: python scripts/tune.py"
+                " 0.7 is for a head as it is trained. Tune it: python scripts/tune.py, or take"
+                " stop=specdecpp_paper"
             )
-        self.survival = f"survival by {checkpoint}"  # column of a table
+        # column of a table
+        self.survival = f"survival by {checkpoint}{'' if calibrated else ', as trained'}"
 
     @classmethod
     def of(cls, checkpoint: Path, threshold: float | None) -> "SpecDecPPStop":

@@ -51,6 +51,7 @@ ACTING: dict[str, list[dict]] = {
     "confidence_before": [{"threshold": 0.65}],
     "adaedl": [{"threshold": 0.64, "step": 0.2}],
     "specdecpp": [{"threshold": 0.35, "bounds": [1, 20], "order": o} for o in ("paper", "code")],
+    "specdecpp_paper": [{"threshold": 0.35}],
     "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
     "value": [{"threshold": 0.2}],
     "shared": [{"learns": False}],  # by what other paths were like; two requests learn elsewhere

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.contract.instances import (
     assert_same,
     drafts,
     exact,
+    expected_accepted,
     instance,
     output_distribution,
 )
@@ -154,6 +156,22 @@ def test_the_lossy_rule_one_can_decode_with_is_the_released_one(vocab: int) -> N
     for seed, family in enumerate(("dirichlet", "sparse", "aligned")):
         for _, draft, p in drafts(instance(family, vocab, 3, seed)):
             assert_same(verifier.distribution(draft, p), hsd_released(draft, p))
+
+
+@pytest.mark.parametrize(("family", "vocab"), [("dirichlet", 4), ("peaky", 3), ("aligned", 5)])
+def test_what_the_released_rule_accepts_beyond_block_verification_is_its_error(
+    family: str, vocab: int
+) -> None:
+    """With drafts of two tokens the extra accepted tokens are the total variation; with longer ones
+    they bound it."""
+    released = load("hsd_released", allow_lossy=True).distribution
+    for gamma, seed in product((2, 3), range(5)):
+        case = instance(family, vocab, gamma, seed)
+        more = expected_accepted(case, released) - expected_accepted(
+            case, RULES["block"].distribution
+        )
+        error = total_variation(output_distribution(case, released), exact(case))
+        assert error <= more + 1e-12 and (gamma > 2 or error == pytest.approx(more, abs=1e-12))
 
 
 def test_the_lossy_rule_is_refused_by_default() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from safetensors.torch import save_file
 
 import train
 from data_gen.samples import first_prompts
@@ -55,6 +56,7 @@ def test_checkpoint_folder(name: str) -> None:
     rows = {name, f"{name}, before calibration", "constant", "base rate"}
     rows.add("draft confidence (q_max)")
     assert rows <= metrics["test"].keys()
+    assert metrics["train"].keys() == {f"{name}, before calibration"}
     assert len(metrics["history"]) == metrics["epochs"] == 2
     measured = list(metrics["reliability"]["data/toy (test split)"])
     prefixes = [f"prefix {k}" for k in ("all", 1, 2, 3, 4)]
@@ -65,6 +67,28 @@ def test_checkpoint_folder(name: str) -> None:
     assert ("accuracy" in printed) == (name == "hrad")
     assert " worth asking: " in printed.splitlines()[-1]
     assert "Test split: 120 rows of 4 prompts." in printed
+
+
+def test_a_released_head_is_calibrated_and_scored_in_place_of_training() -> None:
+    """A file that holds one block for all, as released, gives what the same head saved by us
+    gives."""
+    folder = Path("acc_head")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 8, "num_layers": 2}')
+    tied = ("predictor=specdecpp", "predictor.depth=2", "predictor.tie_blocks=true")
+    run(*tied, *TOY)
+    ours = load_predictor("checkpoints/specdecpp")
+    weights = ours.head.state_dict()
+    parts = {"model.0.linear": "blocks.0", "model.2": "out"}
+    names = {f"{k}.{part}": f"{v}.{part}" for k, v in parts.items() for part in ("weight", "bias")}
+    save_file({name: weights[of] for name, of in names.items()}, folder / "model.safetensors")
+    run(*tied, *TOY, "predictor.released=acc_head", "out=checkpoints/released")
+    theirs, metrics = (
+        load_predictor("checkpoints/released"),
+        read("checkpoints/released/metrics.json"),
+    )
+    assert theirs.calibration == ours.calibration and metrics["epochs"] == 0
+    assert metrics["test"] == read("checkpoints/specdecpp/metrics.json")["test"]
 
 
 def test_one_prompt_decides_nothing() -> None:

@@ -248,6 +248,17 @@ def test_an_untuned_threshold_of_a_calibrated_head_is_said(head, tmp_path):
         assert stop.caution.startswith("threshold 0.7 is not tuned") and "tune.py" in stop.caution
 
 
+def test_the_papers_threshold_applies_to_the_head_as_it_was_trained(tmp_path):
+    """Whatever its checkpoint was calibrated to: .9, .81, .729 rejects with .271 after the third
+    token."""
+    calibration = Calibration("temperature", (0.0, 3.0), (2.0, 2.0), survival=Survival(bias=-2.0))
+    checkpoint = write_logistic(tmp_path / "head", calibration)
+    stop = SpecDecPPStop(checkpoint, 0.25, [1, 20], "paper", calibrated=False)
+    assert drafted(stop, [0.9] * 9)[0] == 3 and not stop.caution
+    assert stop.predicted == pytest.approx([0.9] * 3, abs=1e-3)
+    assert stop.survival != SpecDecPPStop(checkpoint, 0.25, [1, 20], "paper").survival
+
+
 def test_wrong_settings_and_checkpoints(head, tmp_path):
     with pytest.raises(UserError, match=r"stop\.bounds: expected the smaller number first"):
         SpecDecPPStop(head, 0.5, [20, 2], "paper")
