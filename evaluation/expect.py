@@ -232,13 +232,8 @@ def expect(cfg: DictConfig) -> None:
     refuse_foreign(out, MARKER)
     harvest = Harvest.open(cfg.data)
     texts = recorded(cfg, harvest)
-    pair = load_pair(PairSettings.of(cfg.pair))
+    pair = pair_of(cfg, harvest)
     identity = pair_identity(pair)
-    if identity["tokenizer"] != harvest.pair.tokenizer:
-        raise UserError(
-            f"data: {harvest.folder} was harvested with another tokenizer than that of"
-            f" pair={pair.name}. Give a harvest of a pair that has it"
-        )
     compared = {name: Method(name, methods.configured(cfg, name)) for name in cfg.methods}
     engines = {name: serial(cfg, method, pair) for name, method in compared.items()}
     settings = {name: method.to_dict() for name, method in compared.items()}
@@ -291,6 +286,17 @@ def expect(cfg: DictConfig) -> None:
             logger.log({f"{name}/{figure}": each.value for figure, each in row.items()})
         logger.artifact("expected", "results", out)
     print(f"\n{text}\n\nsaved in {cfg.out}")
+
+
+def pair_of(cfg: DictConfig, harvest: Harvest) -> ModelPair:
+    """Return the pair. Raises UserError if the harvest is of another tokenizer."""
+    pair = load_pair(PairSettings.of(cfg.pair))
+    if pair_identity(pair)["tokenizer"] != harvest.pair.tokenizer:
+        raise UserError(
+            f"data: {harvest.folder} was harvested with another tokenizer than that of"
+            f" pair={pair.name}. Give a harvest of a pair that has it"
+        )
+    return pair
 
 
 def recorded(cfg: DictConfig, harvest: Harvest) -> list[Text]:

@@ -4,7 +4,7 @@ import math
 import pathlib
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -143,7 +143,7 @@ class SpecDecPP(Predictor):
         `batch_size` prompts."""
         held = self.begin(records, inputs, trainer)
         if self.released is not None:
-            read_head(pathlib.Path(self.released), self.head)
+            read_head(pathlib.Path(self.released), cast(AcceptanceHead, self.head))
             return self
         x, s, group = records["inputs"], records["accept_prob"], records["group"]
         loss = partial(weighted_soft_bce, w_rej=self.w_rej, w_acc=self.w_acc)

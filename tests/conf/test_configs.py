@@ -26,7 +26,10 @@ SCRIPTS = {
     for path in sorted(folder.glob("*.py"))
     if (CONF / f"{path.stem}.yaml").is_file()
 }
-OF_OTHERS = {"papers/specbranch/energy.py": "evaluate"}  # it takes the settings of another
+OF_OTHERS = {  # they take the settings of another
+    "papers/specbranch/energy.py": "evaluate",
+    "papers/hsd/total_variation.py": "evaluate_expected",
+}
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 
 
