@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from data_gen.hub import card, push
+from data_gen.hub import card, cleaned, push
 from data_gen.storage.dataset import Harvest
 from runtime.json_files import write_checksummed
 from tests.helpers.damage.refusals import refuses
