@@ -6,7 +6,7 @@ from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows
 from runtime.errors import UserError
-from runtime.settings.kinds import Count, Template, Text, TooLong
+from runtime.settings.kinds import Count, Cut, Template, Text, TooLong
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, on the hub
 
@@ -27,6 +27,7 @@ class HubPrompts:
     ]
     template: Template = None
     too_long: TooLong = "error"
+    cut: Cut = None
     id: Annotated[Text | None, "column with its id; null: id where there is one, else numbered"] = (
         None
     )
@@ -59,5 +60,5 @@ class HubPrompts:
                 " but a note to fetch it. Write them with NVIDIA's specdec_bench (prepare_data.py)"
                 " and set dataset.hub_id=<its folder of the subset> dataset.subset=null"
             )
-        about = (self.name, self.field, self.limit, self.chat, self.template, self.too_long)
-        return iter(prompts_from_rows(numbered, *about))
+        about = (self.name, self.field, self.limit, self.chat, self.template)
+        return iter(prompts_from_rows(numbered, *about, self.too_long, self.cut))

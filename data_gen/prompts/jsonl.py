@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from data_gen.prompts.prompt import Prompt, prompts_from_rows, read_rows
-from runtime.settings.kinds import Count, Path, Template, Text, TooLong
+from runtime.settings.kinds import Count, Cut, Path, Template, Text, TooLong
 
 
 def load_jsonl(
@@ -18,6 +18,7 @@ def load_jsonl(
     ],
     template: Template = None,
     too_long: TooLong = "error",
+    cut: Cut = None,
 ) -> list[Prompt]:
     """Read `path`: the prompt in `field`; ``id``, ``dataset`` and ``category`` are used when
     present.
@@ -26,4 +27,4 @@ def load_jsonl(
     Raises UserError naming file and line.
     """
     rows = read_rows(path, "dataset.path")
-    return prompts_from_rows(rows, name, field, limit, chat, template, too_long)
+    return prompts_from_rows(rows, name, field, limit, chat, template, too_long, cut)

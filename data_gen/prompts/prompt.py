@@ -30,6 +30,7 @@ class Prompt:
     ``parts``: the template takes content only as a list. ``rendering``: a hash of the text rendered
     at a fixed date, if it was asked for (`data_gen.prompts.render.as_asked`). ``too_long``: what
     becomes of it where its tokens leave no room for a response (`data_gen.requests.fitted`).
+    ``cut``: most of its tokens that are kept, from its beginning; None: all.
     ``whole``: the text by which it is split, where that is not its own: that before it was cut, or
     the first turn of its conversation. ``earlier``: the messages of its conversation before it;
     ``then``: those that follow the target's answers, one list after each; ``tools``: those that the
@@ -46,6 +47,7 @@ class Prompt:
     parts: bool = False
     rendering: str = ""
     too_long: str = "error"
+    cut: int | None = None
     whole: str = ""
     earlier: Sequence[Message] = field(default=(), hash=False)
     then: Sequence[Sequence[Message]] = field(default=(), hash=False)
@@ -137,17 +139,23 @@ def prompts_from_rows(
     chat: bool,
     template: Mapping[str, Any] | None,
     too_long: str,
+    cut: int | None = None,
 ) -> list[Prompt]:
     """Return the prompts in `field` of rows, `select`ed; ``id``, ``dataset`` and ``category`` are
     used when present. Where a row has a conversation there, or under one of `FIELDS` instead, each
     turn of its user that has an answer is a prompt, whose id ends in its number if there are
     several; so is the first that has none, with those that follow it. rows: location in words,
-    number and content of each. Raises UserError naming the row."""
+    number and content of each. Raises UserError naming the row, and for a `cut` with `chat`."""
+    if chat and cut is not None:
+        raise UserError(
+            "dataset.cut: the end of a chat prompt is the template's, which is not cut. Set"
+            " dataset.chat=false to continue the text, or dataset.cut=null"
+        )
     key, prompts = "dataset.field", list[Prompt]()
     for where, place, row in rows:
         names = str(row.get("id", f"{name}-{place}")), str(row.get("dataset", name))
         about = (*names, str(row.get("category", "")))
-        further: Any = {"template": template or {}, "too_long": too_long, "chat": chat}
+        further: Any = {"template": template or {}, "too_long": too_long, "chat": chat, "cut": cut}
         for part in about:
             refuse_half_characters(part, key, where)
         held = next((each for each in (field, *FIELDS) if isinstance(row.get(each), list)), None)

@@ -31,12 +31,12 @@ def prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, max_length: i
     a response).
 
     A chat prompt becomes a user turn followed by the header of the assistant's; any other is
-    encoded as it stands. Raises UserError when there are more ids than `max_length`, and as
-    `rendered`."""
+    encoded as it stands, up to `cut` tokens. Raises UserError when there are more ids than
+    `max_length`, and as `rendered`."""
     if prompt.chat:  # the template writes its own special tokens
         ids = tokenizer(rendered(prompt, tokenizer)[0], add_special_tokens=False)["input_ids"]
     else:
-        ids = tokenizer(prompt.text)["input_ids"]
+        ids = tokenizer(prompt.text)["input_ids"][: prompt.cut]
     if len(ids) > max_length:
         raise UserError(
             f"pair.max_length: the prompt {prompt.id} has {len(ids)} tokens, there is room for"

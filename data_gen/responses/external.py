@@ -209,7 +209,13 @@ def fetched(
 ) -> tuple[list[Prompt], dict[str, ExternalResponse] | None]:
     """Return the prompts as they were asked, and a response to each, by id; None if the target
     generates them here. Where a response is the answer that a conversation goes on from, the next
-    turn is a prompt, too. out, ask: as in `Source.fetch`."""
+    turn is a prompt, too. out, ask: as in `Source.fetch`. Raises UserError for prompts that are
+    cut, where another program is asked."""
+    if source.external and any(prompt.cut for prompt in prompts):
+        raise UserError(
+            "dataset.cut: responses made elsewhere follow the whole prompt. Use responses=generate,"
+            " or cut the texts themselves"
+        )
     wave, asked, responses = on.render(prompts), list[Prompt](), dict[str, ExternalResponse]()
     if source.external:
         for prompt in wave:

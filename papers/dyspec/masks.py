@@ -22,6 +22,7 @@ from reports.figure import Entry, Figure, Record
 NODES, FEWER, PREFIX, BLOCK = 768, 64, 128, 32
 FILLED = f"non-empty {BLOCK} x {BLOCK} blocks"
 SHADE = ListedColormap(["white", "peachpuff"])
+SIZES, PREFIXES = (64, 128, 256, 512, NODES), (0, PREFIX, 512, 2048)
 Trees = Mapping[str, Sequence[int]]
 """Name -> parent rows of rows 1, 2, ... as they were drawn."""
 
@@ -79,6 +80,22 @@ def mask_order(grown: Trees | None = None, prefix: int = PREFIX) -> Figure:
         interval="no interval: counted",
         records=records,
         draw=partial(_draw, masks=masks),
+    )
+
+
+def mask_sizes(sizes: Sequence[int] = SIZES, prefixes: Sequence[int] = PREFIXES) -> Figure:
+    """Return the numbers of non-empty blocks of DySpec trees by their size and by the prefix: the
+    trees are the first draws of the largest one."""
+    largest = dyspec_parents(max(sizes))
+    grown = {f"DySpec, {size} nodes": largest[:size] for size in sizes}
+    return Figure(
+        name="mask-sizes",
+        title="Blocks of the attention mask by tree size and prefix",
+        source="DySpec, figures 6 and 7 (one size, one prefix)",
+        kind="exact",
+        n=f"{len(grown)} sizes of a tree, {len(prefixes)} prefixes",
+        interval="no interval: counted",
+        records=[row for prefix in prefixes for row in mask_order(grown, prefix).records],
     )
 
 
@@ -154,5 +171,11 @@ FIGURES = (
         " every subtree is a run of rows, and fewer blocks are touched; who sees whom is the same."
         " Shaded: the blocks of the first tree.",
         lambda artifacts: [mask_order],
+    ),
+    Entry(
+        "Blocks of the attention mask by tree size and prefix",
+        "The prefix is seen by every row, so its blocks are never empty: the longer it is, the less"
+        " an order of the rows can save.",
+        lambda artifacts: [mask_sizes],
     ),
 )

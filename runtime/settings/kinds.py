@@ -230,6 +230,10 @@ TooLong = Annotated[
     "what becomes of a prompt that leaves no room for a response: the program ends with its name,"
     " it is left out, or the end of its text is",
 ]
+Cut = Annotated[
+    Count | None,
+    "tokens that are kept of a text that is continued (chat=false), from its beginning; null: all",
+]
 Distinct = AfterValidator(_distinct)
 Names = Annotated[list[Text], Distinct, Says("a list of different names, such as [a,b]")]
 Paths = Annotated[list[Path], Distinct, Says("a list of different paths, such as [a,b]")]

@@ -221,6 +221,8 @@ ADDRESS = "error: responses.url: expected an address such as http://"
         ("responses=file", "error: responses.path: no value given"),
         ("responses=file responses.path=no.jsonl", "responses.path: there is no file no.jsonl"),
         ("responses=server responses.url=x responses.model=y", ADDRESS),
+        ("dataset.cut=4 dataset.chat=true", "error: dataset.cut: the end of a chat prompt is the"),
+        ("dataset.cut=4 responses=file responses.path=no.jsonl", "dataset.cut: responses made"),
     ],
 )
 @pytest.mark.few(2, rest="slow")

@@ -265,6 +265,7 @@ def test_chat_prompt_is_a_user_turn_and_the_assistant_header():
     prompt = Prompt("a", "d", "c", "hello world", instruction="complete")
     assert words(prompt) == ["<user>", "complete", "hello", "world", "<assistant>"]
     assert words(replace(prompt, chat=False)) == ["hello", "world"], "only its text"
+    assert words(replace(prompt, chat=False, cut=1)) == ["hello"]
 
 
 @pytest.mark.parametrize("template", [PARTS, STRICT + PARTS])

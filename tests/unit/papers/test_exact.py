@@ -2,6 +2,7 @@
 harvests say of siblings and of rules that know the chance of survival."""
 
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,17 @@ import pytest
 import torch
 
 from data_gen.labels import siblings
+from decoding.draft import RoundContext
+from decoding.draft_tree import DraftTree
+from decoding.models.table_lm import TableLM
+from decoding.sampling import Sampler, Warp, without_replacement
+from decoding.structures.dyspec import DySpecHeap
+from decoding.trace import Stopwatch
 from decoding.verifiers.rrs import RrsVerifier
 from decoding.verifiers.rrsw import RrswVerifier
-from papers.dyspec.masks import mask_order, trees
+from papers.dyspec.masks import mask_order, mask_sizes, trees
+from papers.dyspec.optimal import WORTHS, table_draft
+from papers.dyspec.optimal import expected as worth_of
 from papers.specbranch.latency import (
     CURVES,
     LATENCY,
@@ -23,6 +32,7 @@ from papers.specbranch.latency import (
 )
 from papers.specdecpp.speed import forward_times
 from papers.specdecpp.theorem import NAMES, SPEED, Rollouts, _judged, threshold_rules
+from papers.spechub.theorems import _counted, full_optimum, random_pairs, with_replacement, without
 from papers.spechub.toy import (
     RULES,
     Distributions,
@@ -35,10 +45,12 @@ from papers.spechub.toy import (
     softmaxes,
     toy_acceptance,
     toy_distributions,
+    transport_optimum,
 )
 from papers.spechub.worth import _with_replacement, sibling_worth
 from reports.artifacts import Evaluation
 from reports.harvest_data import Rounds
+from tests.contract.enumeration import distribution_of
 from tests.helpers.data.harvests import WARP, described_as, write_harvest
 from tests.helpers.evaluation.evaluations import (
     drawn,
@@ -96,6 +108,49 @@ def test_pair_distributions_are_distributions(distribution):  # type: ignore[no-
     assert pairs.sum(1).tolist() == pytest.approx(q.tolist())
 
 
+def test_the_small_programme_is_the_whole_transport_and_spechub_solves_that_of_its_pairs():
+    p, q = random_pairs(3, 0.5)[0]
+    for law in (independent, distinct_pair, hub_pair):
+        assert full_optimum(p, law(q)) == pytest.approx(transport_optimum(p, law(q)))
+    found = _counted(random_pairs(4, 0.5)[:6])
+    assert list(found.values())[:2] == pytest.approx([0, 0], abs=1e-9)
+    for name in ("over RRS", "over OTM, i.i.d. pairs"):
+        ahead, _, several = found[f"{name}, where promised"].split()
+        assert ahead == several
+
+
+def test_the_first_two_of_many_candidates_are_accepted_as_pairs_are():
+    p, q = random_pairs(6, 0.5)[1]
+    assert sum(islice(with_replacement(p, q), 2)) == pytest.approx(RULES["RRS"](p, q))
+    many = torch.stack([*islice(without(p, q, torch.Generator().manual_seed(0)), 6)])
+    error = float(many[:2].sum(0).std()) / len(many[0]) ** 0.5
+    assert float(many[:2].sum(0).mean()) == pytest.approx(RULES["RRSw"](p, q), abs=3 * error)
+    assert many.sum(0).tolist() == pytest.approx([1] * len(many[0])), "all six are tried"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_greedy_tree_is_that_of_the_structure_and_has_most_draws_that_are_reached(seed):
+    draft = table_draft(seed, 0.5)
+    table = lambda context: torch.tensor(draft(context[1:]), dtype=torch.float64)  # noqa: E731
+
+    def tree(sampler: Sampler) -> float:
+        lm = TableLM(lambda context: table(context) if context else table((0,)), order=10)
+        context = RoundContext(torch.tensor([0]), max_new=9)
+        how = {"siblings": without_replacement, "sampler": sampler}
+        grown = DraftTree(lm, context, Warp(), Stopwatch(), **how)
+        DySpecHeap(3).grow(grown)
+        reach = [1.0]
+        for parent, q in zip(grown.parent, grown.drawn, strict=True):
+            reach.append(reach[parent] * q)
+        return sum(reach[1:])
+
+    found = sum(value * weight for value, weight in distribution_of(tree).items())
+    accepted, reached = WORTHS["accepted tokens"], WORTHS["draws that are reached"]
+    assert found == pytest.approx(worth_of(draft, 3, accepted, True))
+    assert worth_of(draft, 3, reached, True) == pytest.approx(worth_of(draft, 3, reached, False))
+    assert found <= worth_of(draft, 3, accepted, False) + 1e-9
+
+
 def test_means_are_over_the_pairs_of_a_row():
     pairs = [distributions.pairs[0] for distributions in toy_distributions()[:2]]
     figure = toy_acceptance([Distributions("both", pairs)])
@@ -117,6 +172,12 @@ def test_orders_that_keep_subtrees_together_touch_fewer_blocks():
     counts = figure.column("non-empty 32 x 32 blocks")
     assert counts == [*(326, 265, 184, 182), *(393, 328, 183, 180), *(17, 18, 18, 18)]
     assert [len(parents) for parents in trees().values()] == [768, 768, 64]
+
+
+def test_a_prefix_is_seen_by_every_row():
+    figure = mask_sizes((64,), (0, 128))
+    bare, behind = (figure.column("non-empty 32 x 32 blocks")[n : n + 4] for n in (0, 4))
+    assert [more - few for few, more in zip(bare, behind, strict=True)] == [3 * 4] * 4
 
 
 def test_sure_drafts_are_drawn_to_their_end(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from decoding.trace import STAGES, RoundTrace
+from papers.dyspec.acceptance import NEEDS, TARGET, target_by_probability
 from papers.dyspec.trees import tree_sizes, tree_table, tree_times
 from papers.hsd.blocks import block_gain, parallel_drafts
 from papers.spechub.siblings import sibling_rules
@@ -76,6 +77,17 @@ def test_tokens_per_call_of_trees_and_growth_where_sizes_differ_most():
     ]
     assert figure.n == "1 prompt at each of 2 temperatures, 4 rounds"
     assert "single rounds" in figure.interval
+
+
+def test_the_target_is_binned_by_what_it_was_asked_about():
+    rounds = [replace(chain(2, 1), draft_p=[0.25, None]), replace(chain(1, 1), draft_p=[0.75])]
+    traces = [trace(rounds, 1.0, "a"), trace(rounds[:1], 1.0, "b")]
+    token = method("serial", "chain", "token", "fixed", stop={"gamma": 2})
+    found = evaluation({"fixed": token}, {"autoregressive": PLAIN, "fixed": traces})
+    (row,) = target_by_probability([found]).records
+    assert (row["q from"], row["mean q"], row["tokens"]) == (0.5, 0.5, 3)
+    assert interval(row, TARGET)[:2] == pytest.approx([1.25 / 3, 0.25])
+    lacks(NEEDS, target_by_probability, wide())
 
 
 def test_rules_by_depth():

@@ -21,7 +21,11 @@ LISTED = figure_registry([*GUIDES])
 ENTRIES = [entry for _, entry in LISTED]
 WITHOUT_INPUT = {
     "Acceptance of two candidates on toy distributions",
+    "Acceptance of up to ten candidates",
     "Attention mask of a tree before and after reordering",
+    "Blocks of the attention mask by tree size and prefix",
+    "SpecHub's theorems, counted",
+    "The greedy tree against the best",
 }
 
 
