@@ -23,7 +23,7 @@ from papers.spechub.toy import (
 from reports import drawing
 from reports.figure import Entry, Figure, Record
 
-VOCABS, DRAWS, CLOSE = (3, 6), 20, 1e-9
+VOCABS, DRAWS, CLOSE = (3, 4, 6), 50, 1e-9
 DRAFTS, ORDERS = 10, 500
 MARGINAL = "accepted, probability"
 
