@@ -110,8 +110,9 @@ class HRAD(Predictor):
 
     gamma: at most that of the harvest. standardise: by constants of the training fold, saved with
     the weights. predicts: "lengths" is the direct predictor (as in AdaEAGLE) that the paper
-    compares its three classes with; no stop rule asks it. labels: for a greedy target coins and
-    soft are the same; soft ones are not rebalanced, so no priors are divided out of them."""
+    compares its three classes with; stop=predicted_length asks it. labels: for a greedy target
+    coins and soft are the same; soft ones are not rebalanced, so no priors are divided out of
+    them."""
 
     name: ClassVar[str] = "hrad"
     when: ClassVar[When] = "round"

@@ -53,6 +53,7 @@ ACTING: dict[str, list[dict]] = {
     "specdecpp": [{"threshold": 0.35, "bounds": [1, 20], "order": o} for o in ("paper", "code")],
     "specdecpp_paper": [{"threshold": 0.35}],
     "hrad": [{"confidence": {"threshold": 0.4}, "none": none} for none in (None, 0.288)],
+    "predicted_length": [{"threshold": 0.5}],
     "value": [{"threshold": 0.2}],
     "shared": [{"learns": False}],  # by what other paths were like; two requests learn elsewhere
     "stop_loss": [{"rule": {"threshold": 0.01}, "loss": 0.4}],

@@ -74,8 +74,11 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("hrad", {"confidence": BEFORE}),
     *(("value", level(worth)) for worth in (0.0005, 0.02, 0.1)),
 ]
-ONLY_HARVESTED = [("hrad", {"none": 0.4, "confidence": level(0.35)})]
-SPREAD = {"hrad": 0.01, "value": 0.3}
+ONLY_HARVESTED = [
+    ("hrad", {"none": 0.4, "confidence": level(0.35)}),
+    *(("predicted_length", level(least)) for least in (0.2, 0.5, 0.7)),
+]
+SPREAD = {"hrad": 0.01, "predicted_length": 0.01, "value": 0.3}
 IDS = [f"{name}-{values}" for name, values in RULES]
 LEARNED = ("specdecpp", "hrad", "value")
 
@@ -93,7 +96,8 @@ def checkpoints() -> Path:
     """Untrained predictors whose outputs are spread out."""
     folder = Path(mkdtemp())
     write_checkpoint(folder / "specdecpp", "specdecpp", WIDTH)
-    write_checkpoint(folder / "hrad", "hrad", 2 * WIDTH, gamma=5)
+    for name in ("hrad", "hrad-lengths"):
+        write_checkpoint(folder / name, name, 2 * WIDTH, gamma=5)
     write_checkpoint(folder / "value", "value", columns("value", WIDTH))
     return folder
 

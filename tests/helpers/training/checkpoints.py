@@ -20,6 +20,7 @@ from runtime.json_files import write_checksummed
 ONE_STATE = {
     "specdecpp": Inputs([-1]),
     "hrad": Inputs((), [-1], token=True),
+    "hrad-lengths": Inputs((), [-1], token=True),
     "value": Inputs(q_stats=True, q_path=True, depth=True),
 }
 
@@ -44,6 +45,7 @@ def write_checkpoint(
     reads = inputs or ONE_STATE[name]
     made = {
         "hrad": lambda: HRAD(gamma, **settings or {}),
+        "hrad-lengths": lambda: HRAD(gamma, "lengths", **settings or {}),
         "value": lambda: Value(list(reads.names)),
     }
     predictor: Predictor = made.get(name, lambda: SpecDecPP(depth=0))()
