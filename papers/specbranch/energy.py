@@ -4,7 +4,7 @@
 
 Takes the settings of scripts/evaluate.py and does the same. Counters cover whole processors,
 whatever runs on them: RAPL for processors, which needs permission to read `energy_uj` (on Linux
-often only root has it), NVML for GPUs, which needs the package nvidia-ml-py. scripts/report.py
+often only root has it), NVML for GPUs, which needs the extra `energy`. scripts/report.py
 draws the figure."""
 
 import math
@@ -125,7 +125,7 @@ def nvml_counters() -> tuple[list[Counter], str]:
     try:
         import pynvml
     except ImportError:
-        return [], "no NVML (pip install nvidia-ml-py)"
+        return [], "no NVML (pip install 'draftpredict[energy]')"
 
     def read(handle: object) -> float:
         return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3

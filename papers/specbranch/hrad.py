@@ -1,7 +1,7 @@
 """H-RAD heads on rounds they were not trained on: in two dimensions, with older features, by the
 layers they read, and compared with a head of lengths."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -265,7 +265,9 @@ def _draw_layers(records: Sequence[Record], canvas: Canvas) -> None:
     drawing.legend(canvas, panels[0])
 
 
-def _of_layers(artifacts: Artifacts) -> list[Builder]:
+def by_their_layers(
+    artifacts: Artifacts, build: Callable[[Sequence[Checkpoint], Artifacts], Figure]
+) -> list[Builder]:
     """Return the builder of each group of checkpoints that differ only in their layers."""
 
     def rest(one: Checkpoint) -> str:
@@ -279,7 +281,7 @@ def _of_layers(artifacts: Artifacts) -> list[Builder]:
             several.append(firsts)
     return each(
         several,
-        partial(by_layers, artifacts=artifacts),
+        partial(build, artifacts=artifacts),
         "needs H-RAD checkpoints of one harvest that read several numbers of layers: python"
         " train.py -m predictor=hrad 'predictor.layers=[-1],[-4,-3,-2,-1],null'",
     )
@@ -384,7 +386,7 @@ FIGURES = (
         "Heads that differ in nothing but the number of the target's layers whose states they read,"
         " on the same rounds. Accuracy: how often the most probable class comes true. Difference:"
         " of the log loss to that of the fewest layers, paired; below 0 more layers are better.",
-        _of_layers,
+        partial(by_their_layers, build=by_layers),
     ),
     Entry(
         "Three classes against a predictor of the length",
