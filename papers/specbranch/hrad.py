@@ -281,7 +281,7 @@ def by_their_layers(
             several.append(firsts)
     return each(
         several,
-        partial(build, artifacts=artifacts),
+        lambda alike: build(alike, artifacts),
         "needs H-RAD checkpoints of one harvest that read several numbers of layers: python"
         " train.py -m predictor=hrad 'predictor.layers=[-1],[-4,-3,-2,-1],null'",
     )
