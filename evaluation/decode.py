@@ -261,7 +261,7 @@ def decoding(engine: Engine, batch: int) -> Decode:
                 torch.as_tensor(each.prompt_ids),
                 each.max_new_tokens,
                 each.sampler,
-                **({"kept": each.kept} if own else {}),
+                **({"kept": each.kept} if own and each.kept else {}),
             )
             for each in requests
         ]

@@ -170,7 +170,7 @@ def prompts_from_rows(
                 f"dataset: {where} has the id {about[0]!r}, and {TURN} stands before the number of"
                 " a conversation's turn. Give it another"
             )
-        further["tools"] = tools
+        further["tools"] = tools or ()
         if tools and not chat:
             raise UserError(f"{key}: {where} has tools for a chat template. Set dataset.chat=true")
         if held is None or isinstance(row.get(field), str):
