@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 from decoding.batch_cost import BatchTable, share
 from decoding.cost import CostTable
 from decoding.models.loading import ModelPair
+from decoding.models.options import first_line
 from decoding.sampling import Sampler, Warp
 from decoding.trace import STAGES, RoundTrace, Trace
 from evaluation.baselines.llamacpp import TEXTS
@@ -175,7 +176,13 @@ def measured_batches(
     """Return seconds of vLLM on this machine by requests at once: of a step without a draft, of one
     by rows of each request, and of a forward of our draft inside it; medians over some texts,
     greedy, of which the first warms up. All requests have the same text."""
-    tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(File(models["target"]).expanduser())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"pair.target: no tokenizer in {models['target']} ({first_line(error)}). Set"
+            " pair.target=<a folder or hub id>"
+        ) from error
     texts = [tokenizer(text)["input_ids"] for text in (TEXTS[0], *TEXTS)]
     greedy = {"temperature": 0.0, "ignore_eos": True}
     sizes = rising("batch_cost.requests", requests or [1])
