@@ -246,10 +246,9 @@ def answers_of(
         else:
             answers = teacher_forced_answers(pair, prompts, given, uniform, settings)
         for answer in answers:
-            response = answer.distributions.response.tolist()
             if given:
-                advance(len(response))
-            if after := following(wave[answer.index], response, pair, room):
+                advance(len(answer.distributions.response))
+            if after := following(wave[answer.index], answer.distributions.response, pair, room):
                 later[answer.index] = after
             yield replace(answer, index=start + answer.index)
         start = len(asked)

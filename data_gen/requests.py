@@ -136,18 +136,19 @@ def reach(
 
 
 def following(
-    request: Request, response: Sequence[int], pair: ModelPair, room: int
+    request: Request, response: Sequence[int] | Tensor, pair: ModelPair, room: int
 ) -> Request | None:
     """Return the request for the next turn of a conversation, after the target's `response`; None
     after the last, and where it has more tokens than `room`."""
     if request.prompt is None or not request.prompt.then:
         return None
-    prompt = request.prompt.answered(said(response, pair))
+    answer = response.tolist() if isinstance(response, Tensor) else response
+    prompt = request.prompt.answered(said(answer, pair))
     assert prompt is not None
     tokens = prompt_ids(prompt, pair.tokenizer, sys.maxsize)
     if len(tokens) > room:
         return None
-    kept = shared([*request.tokens.tolist(), *response], tokens.tolist())
+    kept = shared([*request.tokens.tolist(), *answer], tokens.tolist())
     return replace(request, prompt_id=prompt.id, tokens=tokens, prompt=prompt, kept=kept)
 
 
