@@ -31,22 +31,17 @@ class BufferLayer(CacheLayerMixin):
     is_sliding = False
     keys: Tensor  # allocated on first use
     values: Tensor
-    _held: tuple[Kind, list[tuple[int, int, int]]] | None
 
     def __init__(self, planned: int = 0) -> None:
         """planned: rows that are certain to come; no more are allocated as long as they do."""
         super().__init__()
         self.length, self._planned = 0, planned
+        self._held: tuple[Tensor, Tensor, Kind, list[tuple[int, int, int]]] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows = self._capacity(key_states.shape[-2])
         self.keys, self.values = _buffer(key_states, rows), _buffer(value_states, rows)
         self.is_initialized = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("keys", "values"):
-            self._held = None
-        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_held": None}  # a copy has buffers of its own
@@ -54,27 +49,30 @@ class BufferLayer(CacheLayerMixin):
     def held(self) -> tuple[Kind, list[tuple[int, int, int]]]:
         """Return dtype, batch and kv_heads, and for each sequence the addresses of its keys and
         values, and the capacity."""
-        if self._held is None:
+        held = self._held
+        if held is None or held[0] is not self.keys or held[1] is not self.values:
             pairs = zip(self.keys, self.values, strict=True)
             places = [(k.data_ptr(), v.data_ptr(), self.keys.shape[2]) for k, v in pairs]
-            self._held = (self.keys.dtype, *self.keys.shape[:2]), places
-        return self._held
+            kind = (self.keys.dtype, *self.keys.shape[:2])
+            held = self._held = self.keys, self.values, kind, places
+        return held[2:]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        start, n = self.reserve(key_states, value_states), key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        n = key_states.shape[-2]
+        start = self.reserve(n)
         self.keys.narrow(2, start, n).copy_(key_states)
         self.values.narrow(2, start, n).copy_(value_states)
         return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
-    def reserve(self, key_states: Tensor, value_states: Tensor) -> int:
-        """Count rows of these shapes as cached, which the caller writes. Return their start."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+    def reserve(self, n: int) -> int:
+        """Count n rows as cached, which the caller writes. Return their start."""
         start = self.length
-        self.length = start + key_states.shape[-2]
-        if self.length > self.keys.shape[-2]:
+        self.length = start + n
+        if self.length > self.keys.size(2):
             self.keys = _grown(self.keys, start, self._capacity(self.length))
             self.values = _grown(self.values, start, self._capacity(self.length))
         return start

@@ -385,7 +385,7 @@ void tiled(const Half* w, const Half* x, int64_t steps, const char* next, int64_
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < steps; k += SIDE, w += SIDE * BLOCK * 2) {
-    for (int64_t line = 0; line < lines; ++line, next += LINE) _mm_prefetch(next, _MM_HINT_T0);
+    for (int64_t line = 0; line < lines; ++line, next += LINE) _mm_prefetch(next, _MM_HINT_T1);
     _tile_loadd(4, x + SIDE * 2 * k, 64);
     _tile_loadd(6, w, BLOCK * 4);
     _tile_loadd(7, w + 2 * SIDE, BLOCK * 4);
@@ -859,7 +859,7 @@ void linear(int32_t bytes, int64_t n, int64_t inputs, int64_t outputs, int32_t t
 uint64_t sampled(const uint8_t* const* arrays, const int64_t* bytes, int64_t count) {
   uint64_t hash = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t step = (bytes[i] / 127 / 2 * 2) | 2;  // high and low halves of float32 in turn
+    const int64_t step = (bytes[i] / 15 / 2 * 2) | 2;  // high and low halves of float32 in turn
     for (int64_t at = 0; at + 2 <= bytes[i]; at += step) {
       uint16_t word;
       memcpy(&word, arrays[i] + at, 2);

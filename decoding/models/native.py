@@ -17,6 +17,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -59,7 +60,6 @@ _Layer = _structure(
     floats="eps mlp_eps q_eps k_eps",
 )
 _Shape = _structure(ints="bytes hidden heads kv_heads dim inner rotated", pointers="cos sin")
-_Held = _structure(pointers="keys values", longs="capacity")
 _Part = _structure(longs="first n start", pointers="seen")
 _Rows = _structure(ints="parts total threads", pointers="part positions states")
 
@@ -306,12 +306,12 @@ class NativeLlama:
     def run(self, x: Tensor, calls: Sequence[tuple[Rows, BufferCache]], layers: range) -> None:
         """Append the rows of each call to these layers of its cache. x: [all rows, H] float32, what
         the first of them reads; it becomes what the last one gives."""
-        parts, caches = list[Any](), list[tuple[BufferCache, int]]()
+        parts, places = list[Any](), list[Any]()
         positions, masks = list[Tensor](), list[Tensor]()  # read through pointers
         first = 0
         for rows, cache in calls:
             batch, n = rows.tokens.shape
-            start = self._reserved(cache, batch, n, layers)
+            start, held = self._reserved(cache, batch, n, layers)
             seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
             whole = rows.positions.shape[1] == n and (
                 seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
@@ -323,31 +323,37 @@ class NativeLlama:
             for row in range(batch):
                 own = None if seen is None else seen[row % len(seen)].data_ptr()
                 parts.append((first, n, start, own))
-                caches.append((cache, row))
                 first += n
-        places = torch.cat(positions)
-        if len(places) != len(x):
+            places += zip(*held, strict=True)
+        at = torch.cat(positions)
+        if len(at) != len(x):
             raise RuntimeError("positions and mask are of other rows than the states")
-        if len(places) and not 0 <= places.amin() <= places.amax() < self._positions:
+        if len(at) and not 0 <= at.amin() <= at.amax() < self._positions:
             raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
-        held = [cache.layers[index].held()[1][row] for index in layers for cache, row in caches]
-        listed, buffers = (_Part * len(parts))(*parts), (_Held * len(held))(*held)
-        pointers = ctypes.addressof(listed), places.data_ptr(), x.data_ptr()
+        listed = (_Part * len(parts))(*parts)
+        buffers = np.array([*zip(*places, strict=True)], np.int64)  # [layers, parts, 3], as in C
+        pointers = ctypes.addressof(listed), at.data_ptr(), x.data_ptr()
         call = _Rows(len(parts), len(x), threads_here(), *pointers)
         byref = ctypes.byref
         layer = byref(self._layers, layers.start * ctypes.sizeof(_Layer))
-        self._made.run(byref(self._shape), layer, buffers, byref(call), c_int64(len(layers)))
+        rest = c_void_p(buffers.ctypes.data), byref(call), c_int64(len(layers))
+        self._made.run(byref(self._shape), layer, *rest)
 
-    def _reserved(self, cache: BufferCache, batch: int, n: int, layers: range) -> int:
-        """Count n rows as cached in these layers. Return how many were before."""
+    def _reserved(self, cache: BufferCache, batch: int, n: int, layers: range) -> Any:
+        """Count n rows as cached in these layers. Return how many were before, and of each layer
+        where each sequence lies."""
         kv_heads, dim, dtype = self._cache_shape
-        like, start = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim), 0
-        kind = dtype, batch, kv_heads
+        start, places = 0, list[Any]()
         for layer in map(cache.layer, layers):
-            start = layer.reserve(like, like)
-            if layer.held()[0] != kind:
+            if not layer.is_initialized:
+                like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
+                layer.lazy_initialization(like, like)
+            start = layer.reserve(n)
+            kind, where = layer.held()
+            if kind != (dtype, batch, kv_heads):
                 raise RuntimeError("the cache holds keys of another dtype or number of sequences")
-        return start
+            places.append(where)
+        return start, places
 
     def normed(self, x: Tensor) -> Tensor:
         """What the output layer reads, of what the last layer gives, [..., H] float32."""
