@@ -147,10 +147,10 @@ class LlamaForward(Watch):
             parts = states.split([shape.numel() for shape in shapes])
             return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-        done = 0
+        run, done = native.over(x, [(call.rows, call.cache) for call in calls]), 0
         for stop in sorted({last, *layers, *({self._half} - {-1})}):
             if stop > done:
-                native.run(x, [(call.rows, call.cache) for call in calls], range(done, stop))
+                run(done, stop)
                 done = stop
             if stop == self._half:
                 self._pause()

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -303,15 +303,18 @@ class NativeLlama:
         """Whether weights were written since they were packed; some of their numbers tell."""
         return bool(self._made.sampled(*self._watched) != self._sample)
 
-    def run(self, x: Tensor, calls: Sequence[tuple[Rows, BufferCache]], layers: range) -> None:
-        """Append the rows of each call to these layers of its cache. x: [all rows, H] float32, what
-        the first of them reads; it becomes what the last one gives."""
+    def over(
+        self, x: Tensor, calls: Sequence[tuple[Rows, BufferCache]]
+    ) -> Callable[[int, int], None]:
+        """Count the rows of each call as cached, and return what runs the layers from a first one
+        up to another: it writes the rows into the caches. x: [all rows, H] float32, what the first
+        of the layers reads; it becomes what the last one gives."""
         parts, places = list[Any](), list[Any]()
         positions, masks = list[Tensor](), list[Tensor]()  # read through pointers
         first = 0
         for rows, cache in calls:
             batch, n = rows.tokens.shape
-            start, held = self._reserved(cache, batch, n, layers)
+            start, held = self._reserved(cache, batch, n)
             seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
             whole = rows.positions.shape[1] == n and (
                 seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
@@ -334,17 +337,22 @@ class NativeLlama:
         buffers = np.array([*zip(*places, strict=True)], np.int64)  # [layers, parts, 3], as in C
         pointers = ctypes.addressof(listed), at.data_ptr(), x.data_ptr()
         call = _Rows(len(parts), len(x), threads_here(), *pointers)
-        byref = ctypes.byref
-        layer = byref(self._layers, layers.start * ctypes.sizeof(_Layer))
-        rest = c_void_p(buffers.ctypes.data), byref(call), c_int64(len(layers))
-        self._made.run(byref(self._shape), layer, *rest)
+        read = listed, at, masks, buffers  # as long as the function
 
-    def _reserved(self, cache: BufferCache, batch: int, n: int, layers: range) -> Any:
-        """Count n rows as cached in these layers. Return how many were before, and of each layer
-        where each sequence lies."""
+        def run(first: int, stop: int) -> None:
+            layer = ctypes.byref(self._layers, first * ctypes.sizeof(_Layer))
+            held = c_void_p(read[-1][first:].ctypes.data)
+            shape, rows = ctypes.byref(self._shape), ctypes.byref(call)
+            self._made.run(shape, layer, held, rows, c_int64(stop - first))
+
+        return run
+
+    def _reserved(self, cache: BufferCache, batch: int, n: int) -> Any:
+        """Count n rows as cached. Return how many were before, and of each layer where each
+        sequence lies."""
         kv_heads, dim, dtype = self._cache_shape
         start, places = 0, list[Any]()
-        for layer in map(cache.layer, layers):
+        for layer in map(cache.layer, range(len(self._layers))):
             if not layer.is_initialized:
                 like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
                 layer.lazy_initialization(like, like)

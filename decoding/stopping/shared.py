@@ -12,7 +12,8 @@ from decoding.draft_tree import DraftStep
 from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 
-RECENT = 0.1  # weight of the last time in their mean
+KEPT = 0.98  # weight of a step against that of the next, in what is learned of their time
+TINY = 1e-9
 
 
 class Budget:
@@ -28,9 +29,11 @@ class Budget:
     def __init__(self, cost: BatchCost, learns: bool) -> None:
         """learns: as in `Shared`."""
         self._cost, self._learns = cost, learns
-        self._last = 0.0, 0  # when the last tokens were chosen, and how many
-        self._besides = 0.0
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
+        self._step: tuple[float, list[Shared]] | None = None  # when it began, and whose it is
+        self._drawn, self._forwards = 0, 0  # in this step
+        self._over: Any = np.zeros(2)  # seconds besides the costs: of each request, of each token
+        self._squares, self._products = np.eye(2), np.zeros(2)  # of the regression that says so
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
     def refuse_more(self, requests: int, structure: Any) -> None:
@@ -45,39 +48,46 @@ class Budget:
         """Return whether each of these requests draws one more. asks: a request's rule, the tokens
         that it has drawn in this round, their product of q, and whether its draft has read the
         text before them."""
-        self._time(any(count for _, count, *_ in asks))
+        if not any(self._drafts.values()):
+            self._begin_step()
         requests, drafts = len(self._drafts), list(self._drafts.values())
         tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
-        drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
-        rows = requests + drawn
         gains = np.array([self._gain(count, survival) for _, count, survival, _ in asks])
         order = np.argsort(-gains, kind="stable")
-        drafting = forwards * self._cost.draft(requests) + drawn * self._besides
-        now = tokens / (self._cost.target(requests, rows) + drafting)
-        drafting += self._cost.draft(requests)
-        rates = [
-            (tokens + gains[order[:more]].sum())
-            / (self._cost.target(requests, rows + more) + drafting + more * self._besides)
-            for more in range(1, len(asks) + 1)
-        ]
-        best = int(np.argmax(rates)) + 1 if max(rates) > now else 0
+
+        def rate(more: int) -> float:
+            """Return expected tokens per second, with `more` drawn."""
+            drawn = self._drawn + more
+            seconds = self._cost.target(requests, requests + drawn)
+            seconds += (self._forwards + (more > 0)) * self._cost.draft(requests)
+            seconds += float(self._over @ (requests, drawn))
+            return float(tokens + gains[order[:more]].sum()) / max(seconds, TINY)
+
+        best = int(np.argmax([rate(more) for more in range(len(asks) + 1)]))
         chosen = {int(place) for place in order[:best]}
         for place in chosen:
-            rule, _, survival, _ = asks[place]
+            rule, _, survival, has_read = asks[place]
             self._drafts[rule].append(survival)
-        reads = all(asks[place][3] for place in chosen)  # else a prompt is in the time
-        self._last = perf_counter(), best if reads else 0
-        if self._learns and not best:  # to try again, some time
-            self._besides *= 1 - RECENT / 10
+            if not has_read:  # a prompt is in the time
+                self._step = None
+        self._drawn += best
+        self._forwards += best > 0
         return [place in chosen for place in range(len(asks))]
 
-    def _time(self, drawn: bool) -> None:
-        """Note what a token took besides the forward, if those chosen last have been drawn."""
-        then, count = self._last
-        if drawn and count and self._learns:
-            forward = self._cost.draft(len(self._drafts))
-            found = max(0.0, perf_counter() - then - forward) / count
-            self._besides += (found - self._besides) * RECENT
+    def _begin_step(self) -> None:
+        """Learn from the step before, unless requests came or went: what steps take beyond the
+        costs is a share for each request and one for each token, by least squares, of which the
+        past weighs less and less; so after a time without drafts it tries again."""
+        now, here = perf_counter(), list(self._drafts)
+        if self._learns and self._step is not None and self._step[1] == here:
+            of_this = np.array([len(here), self._drawn], float)
+            costs = self._forwards * self._cost.draft(len(here))
+            costs += self._cost.target(len(here), len(here) + self._drawn)
+            over = now - self._step[0] - costs
+            self._squares = KEPT * self._squares + np.outer(of_this, of_this)
+            self._products = KEPT * self._products + of_this * over
+            self._over = np.linalg.solve(self._squares + np.eye(2), self._products)
+        self._step, self._drawn, self._forwards = (now, here), 0, 0
 
     def begin(self, rule: "Shared") -> None:
         self._drafts[rule] = []
@@ -85,7 +95,8 @@ class Budget:
     def end(self, rule: "Shared", accepted: int | None = None) -> None:
         """Note a verdict; None: the request has ended."""
         draft = self._drafts.pop(rule, [])
-        if accepted is None:
+        if accepted is None:  # what comes now may come much later
+            self._step = None
             return
         self._drafts[rule] = []
         if not self._learns:

@@ -394,23 +394,26 @@ def test_only_the_state_at_the_token_costs_a_forward(tmp_path):
     assert np.isinf(rule.policy(replayed).reach[..., 0]).all(), "before the first, no look"
 
 
-def test_what_reading_a_prompt_takes_is_no_cost_of_a_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["prompt", "step", "token"])
+def test_what_steps_take_beyond_the_costs_is_of_tokens_or_of_all_steps(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = [0.0]
+    """A prompt that is read in the first step, and what a step without a draft takes as well, are
+    no cost of a token; of what is one it makes none, and tries again some time."""
+    clock, drawn = [0.0], list[int]()
     monkeypatch.setattr(shared, "perf_counter", lambda: clock[0])
     rule = Shared(batch_cost(tmp_path / "costs.json"), learns=True)
     rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9))
-
-    def asked(count: int, has_read: bool, seconds: float) -> bool:
-        found = rule.budget(rule, count, 1.0, has_read)
-        clock[0] += seconds
-        return found
-
-    assert asked(0, False, 99.0) and asked(1, True, 0.05) and asked(2, True, 99.0)
-    assert not asked(3, True, 0.0), "a token that took long is one"
-    rule.end_round(Verdict(3, [1, 1, 1], 2, 3))
-    tries = 0
-    while not asked(0, True, 0.0):
-        tries += 1
-    assert 0 < tries < 999, "it tries again"
+    for step in range(2000):
+        count = 0
+        while count < 2 and rule.budget(rule, count, 1.0, step > 0):
+            count += 1
+        clock[0] += {"prompt": 99.0 * (not step), "step": 5.0, "token": 50.0 * count}[kind]
+        clock[0] += 1.0 + 0.25 * count  # as the costs say
+        drawn.append(count)
+        rule.end_round(Verdict(count, [1] * count, 2, count))
+    if kind == "token":
+        tried = [count > 0 for count in drawn[100:]]
+        assert 0 < sum(tried) < 100, tried
+    else:
+        assert sum(drawn) > 1.9 * len(drawn), "but for some looks at a step without"
