@@ -19,6 +19,7 @@ from decoding.trace import Stopwatch
 from predictors.features.draft_statistics import q_stats_of, q_stats_row
 
 PLAIN = Warp()
+SOME = 16
 
 
 class DrawnToken:
@@ -84,8 +85,8 @@ class DraftStep:
 
     @property
     def has_read(self) -> bool:
-        """Return whether the draft model has read the text before this round's."""
-        return self._tree.lm.length > 0
+        """Return whether the draft model has read the committed text, up to some tokens."""
+        return len(self._tree.context.committed) - self._tree.lm.length <= SOME
 
     def q(self) -> Tensor:
         """Return the distribution of the next draw, [V]: the warped q."""

@@ -306,7 +306,7 @@ def _refuse_silent(address: str) -> None:
 def _silent(address: str, error: Exception) -> UserError:
     return UserError(
         f"workers.address: no cluster of Ray answers at {address} ({_first_line(error)}). Start"
-        " one, or leave it away"
+        " one, or leave it away; what `ray start` has begun may want RAY_AUTH_MODE=token here"
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class BufferLayer(CacheLayerMixin):
         """planned: rows that are certain to come; no more are allocated as long as they do."""
         super().__init__()
         self.length, self._planned = 0, planned
-        self._held: tuple[Tensor, Tensor, Kind, list[tuple[int, int, int]]] | None = None
+        self._held: tuple[Any, Any, Kind, list[tuple[int, int, int]]] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows = self._capacity(key_states.shape[-2])
@@ -50,11 +51,11 @@ class BufferLayer(CacheLayerMixin):
         """Return dtype, batch and kv_heads, and for each sequence the addresses of its keys and
         values, and the capacity."""
         held = self._held
-        if held is None or held[0] is not self.keys or held[1] is not self.values:
+        if held is None or held[0]() is not self.keys or held[1]() is not self.values:
             pairs = zip(self.keys, self.values, strict=True)
             places = [(k.data_ptr(), v.data_ptr(), self.keys.shape[2]) for k, v in pairs]
             kind = (self.keys.dtype, *self.keys.shape[:2])
-            held = self._held = self.keys, self.values, kind, places
+            held = self._held = ref(self.keys), ref(self.values), kind, places
         return held[2:]
 
     def update(

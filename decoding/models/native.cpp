@@ -855,12 +855,12 @@ void linear(int32_t bytes, int64_t n, int64_t inputs, int64_t outputs, int32_t t
                                                       y);
 }
 
-// Hash some words of each of `count` arrays, all of a short one.
-uint64_t sampled(const uint8_t* const* arrays, const int64_t* bytes, int64_t count) {
+// Hash some words of each of `count` arrays, all of a short one; others at each of 8 phases.
+uint64_t sampled(const uint8_t* const* arrays, const int64_t* bytes, int64_t count, int32_t phase) {
   uint64_t hash = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t step = (bytes[i] / 15 / 2 * 2) | 2;  // high and low halves of float32 in turn
-    for (int64_t at = 0; at + 2 <= bytes[i]; at += step) {
+    for (int64_t at = step * phase / 16 * 2; at + 2 <= bytes[i]; at += step) {
       uint16_t word;
       memcpy(&word, arrays[i] + at, 2);
       hash = (hash ^ word) * 0x100000001b3u;

@@ -41,6 +41,7 @@ VARIANTS = {  # what the compiler calls the instructions of each, best first
 }
 DIGEST = 32  # bytes behind a library: the hash of what lies before
 DTYPES = (torch.float32, torch.bfloat16)
+LOOKS = 8  # after as many the same numbers of weights are looked at; as in the source
 
 
 class Unavailable(Exception):
@@ -276,7 +277,8 @@ class NativeLlama:
             (c_int64 * len(weights))(*(w.nbytes for w in weights)),
             c_int64(len(weights)),
         )
-        self._sample = self._made.sampled(*self._watched)
+        self._samples = [self._made.sampled(*self._watched, phase) for phase in range(LOOKS)]
+        self._looks = 0
 
     def __reduce__(self) -> Any:
         return NativeLlama, self._made_of
@@ -300,8 +302,11 @@ class NativeLlama:
         )
 
     def written(self) -> bool:
-        """Whether weights were written since they were packed; some of their numbers tell."""
-        return bool(self._made.sampled(*self._watched) != self._sample)
+        """Whether weights were written since they were packed. Some of their numbers tell, others
+        at each of `LOOKS` calls: the system may have taken back their memory, so that each is
+        slow."""
+        phase = self._looks = (self._looks + 1) % LOOKS
+        return bool(self._made.sampled(*self._watched, phase) != self._samples[phase])
 
     def over(
         self, x: Tensor, calls: Sequence[tuple[Rows, BufferCache]]
@@ -314,7 +319,7 @@ class NativeLlama:
         first = 0
         for rows, cache in calls:
             batch, n = rows.tokens.shape
-            start, held = self._reserved(cache, batch, n)
+            start = self._reserved(cache, batch, n)
             seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
             whole = rows.positions.shape[1] == n and (
                 seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
@@ -327,17 +332,19 @@ class NativeLlama:
                 own = None if seen is None else seen[row % len(seen)].data_ptr()
                 parts.append((first, n, start, own))
                 first += n
-            places += zip(*held, strict=True)
         at = torch.cat(positions)
         if len(at) != len(x):
             raise RuntimeError("positions and mask are of other rows than the states")
         if len(at) and not 0 <= at.amin() <= at.amax() < self._positions:
             raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
+        for _, cache in calls:  # where all have grown
+            held = [layer.held()[1] for layer in cache.layers[: len(self._layers)]]
+            places += zip(*held, strict=True)
         listed = (_Part * len(parts))(*parts)
         buffers = np.array([*zip(*places, strict=True)], np.int64)  # [layers, parts, 3], as in C
         pointers = ctypes.addressof(listed), at.data_ptr(), x.data_ptr()
         call = _Rows(len(parts), len(x), threads_here(), *pointers)
-        read = listed, at, masks, buffers  # as long as the function
+        read = x, calls, listed, at, masks, buffers  # as long as the function
 
         def run(first: int, stop: int) -> None:
             layer = ctypes.byref(self._layers, first * ctypes.sizeof(_Layer))
@@ -347,21 +354,18 @@ class NativeLlama:
 
         return run
 
-    def _reserved(self, cache: BufferCache, batch: int, n: int) -> Any:
-        """Count n rows as cached. Return how many were before, and of each layer where each
-        sequence lies."""
+    def _reserved(self, cache: BufferCache, batch: int, n: int) -> int:
+        """Count n rows as cached. Return how many were before."""
         kv_heads, dim, dtype = self._cache_shape
-        start, places = 0, list[Any]()
+        start = 0
         for layer in map(cache.layer, range(len(self._layers))):
             if not layer.is_initialized:
                 like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
                 layer.lazy_initialization(like, like)
             start = layer.reserve(n)
-            kind, where = layer.held()
-            if kind != (dtype, batch, kv_heads):
+            if layer.held()[0] != (dtype, batch, kv_heads):
                 raise RuntimeError("the cache holds keys of another dtype or number of sequences")
-            places.append(where)
-        return start, places
+        return start
 
     def normed(self, x: Tensor) -> Tensor:
         """What the output layer reads, of what the last layer gives, [..., H] float32."""

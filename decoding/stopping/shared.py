@@ -13,6 +13,7 @@ from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 
 KEPT = 0.98  # weight of a step against that of the next, in what is learned of their time
+STALL = 4  # times the costs: what a step takes at most beyond them, in these
 TINY = 1e-9
 
 
@@ -31,7 +32,7 @@ class Budget:
         self._cost, self._learns = cost, learns
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
         self._step: tuple[float, list[Shared]] | None = None  # when it began, and whose it is
-        self._drawn, self._forwards = 0, 0  # in this step
+        self._drawn, self._forwards, self._ended = 0, 0, 0  # in this step
         self._over: Any = np.zeros(2)  # seconds besides the costs: of each request, of each token
         self._squares, self._products = np.eye(2), np.zeros(2)  # of the regression that says so
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
@@ -51,16 +52,16 @@ class Budget:
         if not any(self._drafts.values()):
             self._begin_step()
         requests, drafts = len(self._drafts), list(self._drafts.values())
+        drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
         tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
         gains = np.array([self._gain(count, survival) for _, count, survival, _ in asks])
         order = np.argsort(-gains, kind="stable")
 
         def rate(more: int) -> float:
             """Return expected tokens per second, with `more` drawn."""
-            drawn = self._drawn + more
-            seconds = self._cost.target(requests, requests + drawn)
-            seconds += (self._forwards + (more > 0)) * self._cost.draft(requests)
-            seconds += float(self._over @ (requests, drawn))
+            seconds = self._cost.target(requests, requests + drawn + more)
+            seconds += (forwards + (more > 0)) * self._cost.draft(requests)
+            seconds += float(self._over @ (requests, drawn + more))
             return float(tokens + gains[order[:more]].sum()) / max(seconds, TINY)
 
         best = int(np.argmax([rate(more) for more in range(len(asks) + 1)]))
@@ -70,35 +71,39 @@ class Budget:
             self._drafts[rule].append(survival)
             if not has_read:  # a prompt is in the time
                 self._step = None
-        self._drawn += best
-        self._forwards += best > 0
+        self._drawn, self._forwards = drawn + best, forwards + (best > 0)
         return [place in chosen for place in range(len(asks))]
 
     def _begin_step(self) -> None:
-        """Learn from the step before, unless requests came or went: what steps take beyond the
-        costs is a share for each request and one for each token, by least squares, of which the
-        past weighs less and less; so after a time without drafts it tries again."""
+        """Learn from the step before, unless requests came or went, or one had a round without a
+        question: what steps take beyond the costs is a share for each request and one for each
+        token, by least squares, of which the past weighs less and less; so after a time without
+        drafts it tries again."""
         now, here = perf_counter(), list(self._drafts)
-        if self._learns and self._step is not None and self._step[1] == here:
-            of_this = np.array([len(here), self._drawn], float)
+        known = self._step is not None and self._step[1] == here and self._ended == len(here)
+        if self._learns and self._step is not None and known:
             costs = self._forwards * self._cost.draft(len(here))
             costs += self._cost.target(len(here), len(here) + self._drawn)
-            over = now - self._step[0] - costs
+            over = min(now - self._step[0] - costs, STALL * costs) / len(here)
+            of_this = np.array([1.0, self._drawn / len(here)])
             self._squares = KEPT * self._squares + np.outer(of_this, of_this)
             self._products = KEPT * self._products + of_this * over
             self._over = np.linalg.solve(self._squares + np.eye(2), self._products)
-        self._step, self._drawn, self._forwards = (now, here), 0, 0
+        self._step, self._drawn, self._forwards, self._ended = (now, here), 0, 0, 0
 
-    def begin(self, rule: "Shared") -> None:
+    def begin(self, rule: "Shared", first: bool) -> None:
+        """first: of its request; what was before may be long ago."""
         self._drafts[rule] = []
+        if first:
+            self._step = None
 
     def end(self, rule: "Shared", accepted: int | None = None) -> None:
         """Note a verdict; None: the request has ended."""
         draft = self._drafts.pop(rule, [])
-        if accepted is None:  # what comes now may come much later
-            self._step = None
+        if accepted is None:
             return
         self._drafts[rule] = []
+        self._ended += 1
         if not self._learns:
             return
         depth = len(draft) - len(self._accepted)
@@ -132,7 +137,7 @@ class Shared(StopRule):
             " batch_cost=measure has saved",
         ],
         learns: Annotated[
-            bool, "from verdicts and from the time of tokens besides the forwards, as it goes"
+            bool, "from verdicts, and from the time that rounds take beyond the costs, as it goes"
         ],
     ) -> None:
         self.predicted = []
@@ -143,7 +148,7 @@ class Shared(StopRule):
     def begin_round(self, context: RoundContext) -> None:
         super().begin_round(context)
         self._survival = 1.0
-        self.budget.begin(self)
+        self.budget.begin(self, context.round == 0)
 
     def should_stop(self, step: DraftStep) -> bool:
         if step.count:

@@ -326,6 +326,16 @@ def test_rows_that_do_not_fit_are_refused_and_weights_are_watched() -> None:
         lm.forward(text[:1]), lm.reset(), lm.forward(text)
 
 
+def test_what_is_written_into_few_weights_is_noticed_some_texts_later() -> None:
+    lm, text = CachedLM(MODELS["odd sizes"]().eval()), random_tokens(20, 0)
+    lm.forward(text)
+    lm.model.model.layers[0].mlp.down_proj.weight.data.view(-1)[::10] *= 2
+    for _ in range(native.LOOKS):
+        lm.reset()
+        found = lm.forward(text).logits
+    torch.testing.assert_close(found, without_cache(lm.model, text))
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies(copied: Callable[[Any], Any]) -> None:
     lm = made("qwen3")

@@ -412,6 +412,7 @@ def test_what_steps_take_beyond_the_costs_is_of_tokens_or_of_all_steps(
         clock[0] += 1.0 + 0.25 * count  # as the costs say
         drawn.append(count)
         rule.end_round(Verdict(count, [1] * count, 2, count))
+        rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9, step + 1))
     if kind == "token":
         tried = [count > 0 for count in drawn[100:]]
         assert 0 < sum(tried) < 100, tried
