@@ -154,15 +154,17 @@ def evidence(
     return [*lines, *difference_lines(differences, len(plain))]
 
 
-def difference_lines(differences: Mapping[str, Sequence[Difference]], outputs: int) -> list[str]:
-    """Return which methods equal plain decoding token for token, and how near a tie every
-    difference is."""
+def difference_lines(
+    differences: Mapping[str, Sequence[Difference]], outputs: int, against: str = "plain decoding"
+) -> list[str]:
+    """Return which methods equal another token for token, and how near a tie every difference
+    is."""
     lines = []
     for name, each in differences.items():
         wrong = sum(not difference.excused for difference in each)
         state = "equal up to near ties" if each else "equal"
         state = f"NOT LOSSLESS on {wrong}" if wrong else state
-        equal = f"{outputs - len(each)} of {outputs} outputs equal plain decoding"
+        equal = f"{outputs - len(each)} of {outputs} outputs equal {against}"
         lines.append(f"{name}: {equal} ({state})")
         lines += [
             f"  {printable(d.prompt_id)}, token {d.position}: {d.token} instead of"

@@ -250,11 +250,13 @@ DRAFTS = {
 }
 OVERLAPS = {"waste": ".3f"} | {name: ".1%" for name in OVERLAP if name != "waste"}
 DRAFTS_LEGEND = (
-    "acceptance: accepted of all draft tokens. acceptance length: 1 + accepted tokens per draft, so"
-    " with the target's own, over rounds that drafted (EAGLE's tau, vLLM's mean acceptance"
-    " length); tokens/target call is over all rounds (Spec-Bench's mean accepted tokens). accepted"
-    " length M: mean length of a run of accepted draft tokens; with draft and target in turn, a run"
-    " is a round that drafted. rollback RB: share of draft steps that a rejection took."
+    "tokens/target call: of all rounds, the target's own token included (EAGLE's tau, Spec-Bench's"
+    " mean accepted tokens). acceptance length: the same of rounds that drafted, 1 + accepted"
+    " tokens per draft (vLLM's mean acceptance length); it is tau where every round drafts."
+    " acceptance: accepted of all draft tokens, those that nobody judged included (vLLM's draft"
+    " acceptance rate). accepted length M (SpecBranch): mean length of a run of accepted draft tokens; with"
+    " draft and target in turn, a run is a round that drafted. rollback RB: share of draft steps"
+    " that a rejection took."
 )
 PLACES = 8  # positions of a draft that are shown
 POSITIONS = {
@@ -262,7 +264,8 @@ POSITIONS = {
     " acceptance). A draft that ended before counts as one whose token was not; the shares of all"
     " positions add up to the acceptance length - 1.",
     "judged_at": "Of the drafts that had a token at this position and those before it accepted, the"
-    " ones whose token there was accepted as well (EAGLE's 0-alpha, 1-alpha, ...). n: such drafts.",
+    " ones whose token there was accepted as well (EAGLE's 0-alpha, 1-alpha, ..., which are of"
+    " fixed lengths: a stop rule leaves the tokens that it is sure of). n: such drafts.",
 }
 TREES = "In a tree a position is a depth, whose siblings count once: accepted if one of them was."
 TASKS = {"tokens/s": ".1f", "acceptance length": ".2f", "tokens/target call": ".2f"}

@@ -330,7 +330,8 @@ def compared_outputs(
         name: greedy_differences(pair.target, prompts, each, plain, pair.target.model.dtype)
         for name, each in decoded.items()
     }
-    return difference_lines(differences, len(plain))
+    against = "plain decoding" if cfg.against == "autoregressive" else f"those of {cfg.against}"
+    return difference_lines(differences, len(plain), against)
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -367,10 +368,15 @@ def page(
         f"# {heading(cfg)}",
         f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
         "## Tokens per second, by requests at once",
+        "The requests of a group start together; its time goes from the first prefill to the last"
+        f" token. Speed-ups are over {cfg.against} with as many requests. Where the last group"
+        " lacks prompts the first ones are asked again; a single group has no interval.",
         markdown(["method", *map(str, ratios)], speed_lines(cfg, measurements)),
         *by_category(cfg, measurements),
         "\n".join(outputs),
-        "## Share of drafts of which at least so many tokens were accepted",
+        "## Acceptance by position",
+        "Of all drafts, those of which at least so many tokens were accepted (vLLM's per-position"
+        " acceptance). acceptance length: 1 + accepted tokens per draft.",
         acceptance(measurements, predicted),
     ]
     return "\n\n".join(parts)
@@ -409,6 +415,7 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
         lines = {
             f"{size}, measured": [one for one in table.by_position(of) if one.value > 0]
             for size, of in by_size(mine)
+            if of["drafts"].sum()
         }
         if name in predicted:
             lines = {"1, predicted": list(predicted[str(name)]), **lines}
