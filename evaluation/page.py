@@ -254,9 +254,9 @@ DRAFTS_LEGEND = (
     " mean accepted tokens). acceptance length: the same of rounds that drafted, 1 + accepted"
     " tokens per draft (vLLM's mean acceptance length); it is tau where every round drafts."
     " acceptance: accepted of all draft tokens, those that nobody judged included (vLLM's draft"
-    " acceptance rate). accepted length M (SpecBranch): mean length of a run of accepted draft tokens; with"
-    " draft and target in turn, a run is a round that drafted. rollback RB: share of draft steps"
-    " that a rejection took."
+    " acceptance rate). accepted length M (SpecBranch): mean length of a run of accepted draft"
+    " tokens; with draft and target in turn, a run is a round that drafted. rollback RB: share of"
+    " draft steps that a rejection took."
 )
 PLACES = 8  # positions of a draft that are shown
 POSITIONS = {
