@@ -31,7 +31,7 @@ def test_speeds_outputs_and_acceptance(asked: list[str], tmp_path: Path) -> None
     printed = run(served, *asked, names, "data=data/greedy")
     assert "Fastest, measured: 1 at once: vllm_draft" in printed
     assert "vllm_draft: 7 of 7 outputs equal those of vllm (equal)" in printed
-    assert "vllm_ngram: 2 of 7 outputs equal plain decoding" in printed
+    assert "vllm_ngram: 2 of 7 outputs equal those of vllm" in printed
     assert "1, predicted" in printed and "2, measured" in printed
     rows = pd.read_parquet(tmp_path / "out/measurements.parquet")
     assert sorted(set(rows["requests"])) == [1, 2]
