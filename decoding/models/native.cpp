@@ -374,8 +374,8 @@ class Shaped {
 };
 
 // Sums of BLOCK outputs for SIDES rows, or SIDE if not `both`, [..][BLOCK]. Meanwhile `lines` cache
-// lines from `next` on are fetched with each column of tiles.
-template <bool both>
+// lines from `next` on are fetched with each column of tiles, into the first cache if `soon`.
+template <bool both, bool soon>
 void tiled(const Half* w, const Half* x, int64_t steps, const char* next, int64_t lines,
            float* out) {
   asm volatile("" ::: "memory");  // what is loaded has been written
@@ -385,7 +385,8 @@ void tiled(const Half* w, const Half* x, int64_t steps, const char* next, int64_
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < steps; k += SIDE, w += SIDE * BLOCK * 2) {
-    for (int64_t line = 0; line < lines; ++line, next += LINE) _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t line = 0; line < lines; ++line, next += LINE)
+      _mm_prefetch(next, soon ? _MM_HINT_T0 : _MM_HINT_T1);
     _tile_loadd(4, x + SIDE * 2 * k, 64);
     _tile_loadd(6, w, BLOCK * 4);
     _tile_loadd(7, w + 2 * SIDE, BLOCK * 4);
@@ -436,7 +437,9 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
         for (int64_t first = start; first < stop; first += SIDES) {
           const int64_t rows = std::min<int64_t>(SIDES, stop - first);
           const Half* read = x + first * steps * 2;
-          (rows > SIDE ? tiled<true> : tiled<false>)(held, read, steps, next, lines, sums);
+          const auto many = rows > SIDE ? tiled<true, false> : tiled<false, false>;
+          const auto few = rows > SIDE ? tiled<true, true> : tiled<false, true>;
+          (times > 1 ? many : few)(held, read, steps, next, lines, sums);
           next += steps / SIDE * lines * LINE;
           keep(block, first, rows, sums);
         }
