@@ -19,7 +19,7 @@ from decoding.trace import Stopwatch
 from predictors.features.draft_statistics import q_stats_of, q_stats_row
 
 PLAIN = Warp()
-SOME = 16
+SOME = 16  # tokens that it may lag behind
 
 
 class DrawnToken:

@@ -79,17 +79,18 @@ class Budget:
         question: what steps take beyond the costs is a share for each request and one for each
         token, by least squares, of which the past weighs less and less; so after a time without
         drafts it tries again."""
-        now, here = perf_counter(), list(self._drafts)
-        known = self._step is not None and self._step[1] == here and self._ended == len(here)
-        if self._learns and self._step is not None and known:
-            costs = self._forwards * self._cost.draft(len(here))
-            costs += self._cost.target(len(here), len(here) + self._drawn)
-            over = min(now - self._step[0] - costs, STALL * costs) / len(here)
-            of_this = np.array([1.0, self._drawn / len(here)])
-            self._squares = KEPT * self._squares + np.outer(of_this, of_this)
-            self._products = KEPT * self._products + of_this * over
-            self._over = np.linalg.solve(self._squares + np.eye(2), self._products)
+        now, here, then, requests = perf_counter(), list(self._drafts), self._step, self._ended
+        drawn, forwards = self._drawn, self._forwards
         self._step, self._drawn, self._forwards, self._ended = (now, here), 0, 0, 0
+        if not self._learns or then is None or then[1] != here or requests != len(here):
+            return
+        costs = self._cost.target(requests, requests + drawn)
+        costs += forwards * self._cost.draft(requests)
+        over = min(now - then[0] - costs, STALL * costs) / requests
+        of_this = np.array([1.0, drawn / requests])
+        self._squares = KEPT * self._squares + np.outer(of_this, of_this)
+        self._products = KEPT * self._products + of_this * over
+        self._over = np.linalg.solve(self._squares + np.eye(2), self._products)
 
     def begin(self, rule: "Shared", first: bool) -> None:
         """first: of its request; what was before may be long ago."""
