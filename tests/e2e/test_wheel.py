@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import train
 from runtime.job import as_called
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,7 @@ def test_what_is_wrong_is_said_with_the_command_that_was_called(
     from runtime.cli import command
 
     monkeypatch.setattr("sys.argv", ["draftpredict", *arguments])
+    monkeypatch.setattr(train.main, "called", "")  # and afterwards again
     with pytest.raises(SystemExit) as stopped:
         command()
     assert stopped.value.code == 2
