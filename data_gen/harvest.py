@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ class Maker:
         given = (request.response for request in self.requests)
         return self.plan, sum(len(response) for response in given if response is not None)
 
+    def first_difference(self, _: None, made: Mapping[str, list[int]]) -> str:
+        """Return where the prompts first read otherwise than those of a harvest, whose ids `made`
+        holds by name; "" where none does, as when there are more or fewer of them."""
+        for request in self.requests:
+            new: list[int] = request.tokens.tolist()
+            old = made.get(request.prompt_id, new)
+            if old != new:
+                at = [a != b for a, b in zip_longest(old, new)].index(True)
+                there, here = (self.pair.tokenizer.decode(ids[at : at + 8]) for ids in (old, new))
+                return f" ({request.prompt_id} goes on with {there!r} at token {at}, here {here!r})"
+        return ""
+
     def chunk(self, index: int, progress: Progress = NO_PROGRESS) -> Chunk:
         """Make a chunk. Raises UserError when a model returns NaN."""
         with outputs_on(self.pair, self.pair.target.device, self.settings.draft_warp):
@@ -115,7 +128,12 @@ def make_chunks(team: Team, whole: dict[str, Any], out: Path, progress: Progress
 
     Raises UserError when `out` holds a dataset made with other settings."""
     make = Maker.chunk if team.remote else partial(Maker.chunk, progress=progress)
-    for index, made in team.map(make, unmade(out, whole, progress.earlier)):
+
+    def told(prompts: dict[str, list[int]]) -> str:
+        find = partial(Maker.first_difference, made=prompts)
+        return "".join(where or "" for _, where in team.map(find, [None]))
+
+    for index, made in team.map(make, unmade(out, whole, progress.earlier, told)):
         chunk = made or empty_chunk(plan_id(whole), index)
         if chunk.marker["plan"] != plan_id(whole):
             raise UserError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -230,6 +231,7 @@ def expect(cfg: DictConfig) -> None:
     """Write a table of the expected acceptance of every method."""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
+    methods.refuse_unused(cfg, cfg.methods, HydraConfig.get().overrides.task)
     harvest = Harvest.open(cfg.data)
     texts = recorded(cfg, harvest)
     pair = pair_of(cfg, harvest)

@@ -92,28 +92,38 @@ def engine(method: Method, pair: ModelPair) -> Engine:
 
 
 def method_names(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return `cfg.methods`, the baseline first. overrides: of the command line.
-
-    Raises UserError for a part of the custom method that is not set at the top, and for a part on
-    the command line that no method takes."""
-    if CUSTOM in cfg.methods:
-        custom, asked = cfg.method.custom, set_keys(overrides)
-        for part in custom:
-            if custom[part] != cfg[part]:
-                raise UserError(
-                    f"method.custom.{part}: the custom method takes the top-level {part}. Write"
-                    f" {part}=... instead"
-                )
-        others = [cfg.method[name] for name in cfg.methods if name != CUSTOM]
-        for part in ("structure", "verifier", "stop"):
-            taken = part in custom.engine or any(one.get(part) == cfg[part] for one in others)
-            if any(key == part or key.startswith(f"{part}.") for key in asked) and not taken:
-                kind = custom.engine._target_.rpartition(".")[2]
-                raise UserError(
-                    f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose"
-                    " another engine"
-                )
+    """Return `cfg.methods`, the baseline first. overrides: of the command line. Raises UserError as
+    `refuse_unused`."""
+    refuse_unused(cfg, cfg.methods, overrides)
     return list(dict.fromkeys([BASELINE, *cfg.methods]))
+
+
+def refuse_unused(cfg: DictConfig, names: Sequence[str], overrides: Sequence[str]) -> None:
+    """Raise UserError for a part of the custom method that is not set at the top, and for a part on
+    the command line that no method of `names` takes."""
+    custom: Any = cfg.method.custom if CUSTOM in names else {}
+    for part in custom:
+        if custom[part] != cfg[part]:
+            raise UserError(
+                f"method.custom.{part}: the custom method takes the top-level {part}. Write"
+                f" {part}=... instead"
+            )
+    others = [cfg.method[name] for name in names if name != CUSTOM]
+    for part in ("engine", "structure", "verifier", "stop"):
+        given = any(key == part or key.startswith(f"{part}.") for key in set_keys(overrides))
+        taken = custom and part in {"engine", *custom.engine}
+        if not given or taken or any(one.get(part) == cfg[part] for one in others):
+            continue
+        if custom:
+            kind = custom.engine._target_.rpartition(".")[2]
+            raise UserError(
+                f"{part}, engine: {kind} takes no {part}. Leave {part}=... away, or choose"
+                " another engine"
+            )
+        raise UserError(
+            f"{part}: no method of methods=[{','.join(names)}] takes it. Add custom to them,"
+            f" or write method.<name>.{part}=..."
+        )
 
 
 def set_keys(overrides: Iterable[str]) -> list[str]:

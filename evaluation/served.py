@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
@@ -85,8 +86,9 @@ def serve(cfg: DictConfig) -> None:
     """Decode, compare, print and save, as scripts/evaluate.py says."""
     out = checked_folder("out", cfg.out)
     refuse_foreign(out, MARKER)
-    pair = load_pair(Pair.of(cfg.pair))
     names = list(dict.fromkeys([cfg.against, *cfg.methods]))
+    methods.refuse_unused(cfg, names, HydraConfig.get().overrides.task)
+    pair = load_pair(Pair.of(cfg.pair))
     for name in names:
         methods.check_checkpoints(cfg, pair, name, methods.checkpoint_configs(cfg, name))
     for warning in methods.check_costs(cfg, pair, names):

@@ -5,6 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from data_gen.storage import chunks
 from data_gen.storage.chunks import Marker
 from data_gen.storage.shards import SCHEMA_VERSION
@@ -27,8 +30,12 @@ class Settings(Own):
     version = ("schema_version", SCHEMA_VERSION)
 
 
-def claim(folder: Path, plan: dict[str, Any]) -> None:
+def claim(
+    folder: Path, plan: dict[str, Any], told: Callable[[dict[str, list[int]]], str] | None = None
+) -> None:
     """Make `folder` that of `plan`'s dataset, or check that it already is.
+
+    told: says where the prompts first differ from these in the folder, given as ids by name.
 
     A plan that was lost or damaged is written again if the markers are those of `plan`. Raises
     UserError naming the settings that differ from those of the shards in the folder, and if a file
@@ -52,7 +59,10 @@ def claim(folder: Path, plan: dict[str, Any]) -> None:
             raise
         write_checksummed(path, plan)
         return
-    _refuse_changes(folder, made_with.written, plan)
+    where = ""
+    if told and made_with.written.get("prompts") != plan.get("prompts"):
+        where = told(_prompts_of(folder))
+    _refuse_changes(folder, made_with.written, plan, where)
 
 
 def begun_on(folder: Path) -> str | None:
@@ -79,9 +89,21 @@ def refuse_others(folder: Path, known: dict[str, Any]) -> None:
         _refuse_changes(folder, {key: before.get(key) for key in leaves(known)}, leaves(known))
 
 
-def _refuse_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _prompts_of(folder: Path) -> dict[str, list[int]]:
+    """Return the ids of the prompts in a folder's whole shards, by name."""
+    found = dict[str, list[int]]()
+    for path in sorted(folder.glob("responses-*.parquet")):
+        with suppress(OSError, pa.ArrowException):  # damaged
+            for row in pq.read_table(path, columns=["prompt_id", "prompt_tokens"]).to_pylist():
+                found[row["prompt_id"]] = row["prompt_tokens"]
+    return found
+
+
+def _refuse_changes(
+    folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], where: str = ""
+) -> None:
     if changed := differences(before, now):
-        raise UserError(f"out: {folder} was made with {changed}. {_AGAIN}")
+        raise UserError(f"out: {folder} was made with {changed}{where}. {_AGAIN}")
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -96,19 +118,24 @@ def _refuse_foreign(folder: Path) -> None:
             ) from error
 
 
-def unmade(folder: Path, plan: dict[str, Any], earlier: Callable[[Marker], object]) -> list[int]:
+def unmade(
+    folder: Path,
+    plan: dict[str, Any],
+    earlier: Callable[[Marker], object],
+    told: Callable[[dict[str, list[int]]], str] | None = None,
+) -> list[int]:
     """Claim `folder` for the dataset of `plan` and return the chunks that are still to be made: a
     chunk is there if every byte is right and its prompts were not left out.
 
-    earlier: called with the marker of each chunk that is there. Raises UserError when the folder
-    holds a dataset made with other settings."""
+    earlier: called with the marker of each chunk that is there; told: as `claim`'s. Raises
+    UserError when the folder holds a dataset made with other settings."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(
             f"out: {folder} is no folder and cannot become one. Choose another out=..."
         ) from error
-    claim(folder, plan)
+    claim(folder, plan, told)
     identity, missing = chunks.plan_id(plan), list[int]()
     for index in range(chunks.chunk_count(plan)):
         marker = chunks.marker_of(folder, index, identity)

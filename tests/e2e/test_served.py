@@ -87,6 +87,8 @@ def test_the_file_of_a_proposer_is_checked_before_anything_of_it_is_made(
 
 
 def test_refusals(asked: list[str]) -> None:
-    wrong = refused(served, *asked, "methods=[custom]", "engine=lookahead", "stop=never")
+    ours = [*asked, "methods=[custom]", "engine=lookahead"]
+    assert "stop, engine: LookaheadEngine takes no stop" in refused(served, *ours, "stop=never")
+    wrong = refused(served, *ours)
     assert "methods: expected engines that decode many requests at once, got custom" in wrong
     assert "methods: expected names among" in refused(served, *asked, "methods=[nothing]")

@@ -376,7 +376,11 @@ def test_settings_and_responses_do_not_mix(pair: ModelPair, tmp_path: Path) -> N
     other = [replace(given[0], response=torch.tensor([EOS])), *given[1:]]
     assert plan(pair, given, RECIPE) == plan(pair, given[::-1], RECIPE)
     assert json.dumps(plan(pair, other, RECIPE)) != json.dumps(plan(pair, given, RECIPE))
+    last = requests[-1]
+    longer = [*requests[:-1], replace(last, tokens=torch.cat([last.tokens, last.tokens[:1]]))]
+    goes_on = rf"\({last.prompt_id} goes on with '' at token {len(last.tokens)}, here '.+'\)\. "
     for models, asked, recipe, says in (
+        (pair, longer, RECIPE, r"prompts\.sha256=[0-9a-f]{16}, here [0-9a-f]{16} " + goes_on),
         (pair, requests, replace(RECIPE, gamma=3), r"gamma=4, here 3\. Choose another out="),
         (pair, requests[:5], RECIPE, r"prompts\.count=6"),
         (replace(pair, draft=pair.target), requests, RECIPE, r"pair\.draft="),

@@ -16,11 +16,13 @@ from evaluation.methods import (
     chosen,
     chosen_here,
     configured,
+    refuse_unused,
     tuned_elsewhere,
     tuned_methods,
 )
 from evaluation.replay import thresholds
 from evaluation.replay.read import REPLAYED
+from runtime.errors import UserError
 from tests.helpers.programs.programs import composed
 from tests.unit.evaluation.replay.test_thresholds import CHOICE, FOUND, STOP
 
@@ -78,6 +80,16 @@ def test_a_part_that_the_engine_does_not_take_is_no_setting_of_the_custom_method
     for engine, parts in engines.items():
         cfg = composed("evaluate", "methods=[custom]", f"engine={engine}")
         assert list(configured(cfg, "custom")) == parts
+
+
+@pytest.mark.parametrize("name", ["evaluate", "evaluate_served", "evaluate_expected"])
+@pytest.mark.parametrize("part", ["engine=lookahead", "stop.gamma=3"])
+def test_a_part_that_no_method_takes_is_refused(name, part):
+    cfg = composed(name, part)
+    with pytest.raises(UserError, match=rf"{part.split('=')[0].split('.')[0]}: no method of"):
+        refuse_unused(cfg, cfg.methods, [part])
+    cfg = composed(name, "stop.gamma=3")
+    refuse_unused(cfg, [*cfg.methods, "custom"], ["stop.gamma=3"])
 
 
 def test_what_does_not_pay_is_plain_decoding_and_says_so_unless_it_is_asked_for():
