@@ -122,7 +122,7 @@ def refuse_unused(cfg: DictConfig, names: Sequence[str], overrides: Sequence[str
             )
         raise UserError(
             f"{part}: no method of methods=[{','.join(names)}] takes it. Add custom to them,"
-            f" or write method.<name>.{part}=..."
+            f" or write {part}@method.<name>.{part}=... and method.<name>.{part}.<setting>=..."
         )
 
 

@@ -5,12 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from data_gen.storage import chunks
 from data_gen.storage.chunks import Marker
-from data_gen.storage.shards import SCHEMA_VERSION
+from data_gen.storage.shards import SCHEMA_VERSION, batches
 from runtime.compatibility import differences, leaves
 from runtime.errors import UserError
 from runtime.json_files import OpenForm, read_json, write_checksummed
@@ -91,11 +88,12 @@ def refuse_others(folder: Path, known: dict[str, Any]) -> None:
 
 def _prompts_of(folder: Path) -> dict[str, list[int]]:
     """Return the ids of the prompts in a folder's whole shards, by name."""
-    found = dict[str, list[int]]()
-    for path in sorted(folder.glob("responses-*.parquet")):
-        with suppress(OSError, pa.ArrowException):  # damaged
-            for row in pq.read_table(path, columns=["prompt_id", "prompt_tokens"]).to_pylist():
-                found[row["prompt_id"]] = row["prompt_tokens"]
+    found, columns = dict[str, list[int]](), ["prompt_id", "prompt_tokens"]
+    for path in sorted(folder.glob("chunk-*.json")):
+        with suppress(UserError):  # damaged
+            for shard in read_json(path, Marker, "out", "").shards:
+                for table in batches(folder, shard, columns) if shard.kind == "responses" else ():
+                    found |= dict(zip(*table.to_pydict().values(), strict=True))
     return found
 
 

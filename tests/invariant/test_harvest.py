@@ -388,6 +388,12 @@ def test_settings_and_responses_do_not_mix(pair: ModelPair, tmp_path: Path) -> N
     ):
         with pytest.raises(UserError, match=f"was made with .*{says}"):
             harvest(models, asked, recipe, tmp_path, NO_PROGRESS)
+    for shard in tmp_path.glob("responses-*.parquet"):
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    with pytest.raises(
+        UserError, match=r"prompts\.sha256=[0-9a-f]{16}, here [0-9a-f]{16}\. Choose"
+    ):
+        harvest(pair, longer, RECIPE, tmp_path, NO_PROGRESS)
 
 
 def test_every_record_is_consistent(pair: ModelPair, tmp_path: Path) -> None:
