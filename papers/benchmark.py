@@ -8,6 +8,8 @@ Both take turns, so that drift of the machine affects them alike. Methods of dec
 by scripts/evaluate.py.
 """
 
+import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -50,6 +52,7 @@ class Benchmark(Group):
 @program(__file__, Benchmark)
 def main(settings: Benchmark) -> None:
     """Run the benchmark that `what` names and print its figures."""
+    sys.path.append(str(Path(__file__).parents[1]))  # where `papers` is, which is not installed
     from papers.plain_harvest import compare_harvests
     from papers.specbranch.side_by_side import compare_stages
 

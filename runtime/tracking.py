@@ -1,5 +1,6 @@
 """The wrapper around Weights & Biases, which is optional, asks nothing and needs no network."""
 
+import hashlib
 import os
 import pathlib
 import re
@@ -109,7 +110,7 @@ class WandbLogger:
         """Log a PNG."""
         import wandb
 
-        self.run.log({printable(name): wandb.Image(str(path), caption=caption)})
+        self.run.log({_short(printable(name)): wandb.Image(str(path), caption=caption)})
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Log a table. rows: numbers, text and None, which may be mixed within a column."""
@@ -117,7 +118,7 @@ class WandbLogger:
 
         rows = [list(row) for row in rows]
         table = wandb.Table(columns=list(columns), data=rows, allow_mixed_types=True)
-        self.run.log({printable(name): table})
+        self.run.log({_short(printable(name)): table})
 
     def artifact(self, name: str, kind: str, path: pathlib.Path) -> None:
         """Keep a copy of a file or folder that the run has made, e.g. a checkpoint."""
@@ -182,9 +183,18 @@ def _artifact(name: str, kind: str, path: pathlib.Path) -> Any:
     all records."""
     import wandb
 
-    artifact = wandb.Artifact(re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:LONGEST_TAG] or "_", type=kind)
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "_"
+    artifact = wandb.Artifact(_short(safe), type=kind)
     (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
     return artifact
+
+
+def _short(name: str) -> str:
+    """Return a name that W&B takes for an artefact and as a part of a file's name: a long one ends
+    in a digest of the whole, so that no two become one."""
+    if len(name) <= LONGEST_TAG:
+        return name
+    return f"{name[: LONGEST_TAG - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,3 +73,14 @@ def test_a_tracked_run_has_a_group_of_one_pair_and_ends_as_failed(tmp_path, monk
     other = {**about, "pair": {"name": "another"}}
     with tracked({"_target_": "runtime.tracking.NullLogger"}, "tune", {}, [about, other]) as logger:
         logger.used("x", "y", tmp_path)
+
+
+def test_long_names_are_cut_and_stay_apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logger = WandbLogger("test", folder=str(tmp_path))
+    logger.start("report", {})
+    for end in "ab":
+        logger.table(f"tables/{'long%2F' * 30}{end}", ["x"], [[1]])
+    keys = [key for key in dict(logger.run.summary) if key.startswith("tables/")]
+    logger.finish()
+    assert len(keys) == 2 and max(map(len, keys)) == 64
