@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -268,6 +269,7 @@ POSITIONS = {
     " fixed lengths: a stop rule leaves the tokens that it is sure of). n: such drafts.",
 }
 TREES = "In a tree a position is a depth, whose siblings count once: accepted if one of them was."
+TAU = "tokens/target call (tau)"
 TASKS = {"tokens/s": ".1f", "acceptance length": ".2f", "tokens/target call": ".2f"}
 PROFILE = dict.fromkeys([*STAGES, "overhead"], ".1%")
 PROFILE_LEGEND = (
@@ -444,8 +446,8 @@ def speed_table(
     beside = [
         f"vs {what}" if what == other else f"vs {what} ({other})" for what, other in against.items()
     ]
-    header = ["method", "speed-up, measured", "tokens/s", *beside, "tokens/target call"]
-    return markdown([*header, "acceptance", "stop rule time", f"vs {PLAIN}"], rows)
+    header = ["method", "speed-up, measured", "tokens/s", *beside, TAU]
+    return markdown([*header, "acceptance", "stop rule time", "verdict"], rows)
 
 
 def verdict(
@@ -473,23 +475,42 @@ def draft_table(summary: Summary) -> str:
 
 
 def task_parts(results: Mapping[str, Any], unit: str) -> list[str]:
-    """Return the figures of each set and category, a row a task and method; nothing where no set
-    has several categories."""
-    labels, rows = labels_of(results), list[list[str]]()
-    for dataset, categories in results["categories"].items():
-        of = dataset if dataset in results["summary"] else ALL
-        tasks = {dataset: {"prompts": results["prompts"][of], "summary": results["summary"][of]}}
-        tasks |= {f" - {name}": part for name, part in categories.items()}
-        for task, part in tasks.items():
-            for name, row in part["summary"].items():
-                figures = [  # 0: of no draft
-                    with_interval(row[figure], form) if figure in row and row[figure].value else "-"
-                    for figure, form in TASKS.items()
-                ]
-                speed = with_interval(row[SPEEDUP], unit="x")
-                rows.append([task, str(part["prompts"]), labels[name], speed, *figures])
-    header = ["task", f"{unit}s", "method", "speed-up", *TASKS]
+    """Return the figures of each set and category and the mean of the sets, a row a task and
+    method; nothing of a single set without categories."""
+    labels, summaries, categories = labels_of(results), results["summary"], results["categories"]
+    sets = {name: (results["prompts"][name], summaries[name]) for name in summaries if name != ALL}
+    tasks = dict[str, tuple[int, Summary]]()
+    for dataset in sets or categories:
+        tasks[dataset] = sets.get(dataset, (results["prompts"][ALL], summaries[ALL]))
+        for name, part in categories.get(dataset, {}).items():
+            tasks[f"{dataset} - {name}"] = (part["prompts"], part["summary"])
+    if sets:
+        mean = mean_of([summary for _, summary in sets.values()])
+        tasks["mean of the sets"] = (results["prompts"][ALL], mean)
+    rows = list[list[str]]()
+    for task, (prompts, summary) in tasks.items():
+        for name, row in summary.items():
+            figures = [  # 0: of no draft
+                with_interval(row[figure], form) if figure in row and row[figure].value else "-"
+                for figure, form in TASKS.items()
+            ]
+            speed = with_interval(row[SPEEDUP], unit="x")
+            rows.append([task, str(prompts), labels[name], speed, *figures])
+    header = ["task", f"{unit}s", "method", "speed-up", *list(TASKS)[:-1], TAU]
     return ["## By set and category", markdown(header, rows)] if rows else []
+
+
+def mean_of(sets: Sequence[Summary]) -> Summary:
+    """Return the mean over the sets of every figure that each of them has, as EAGLE's tables have
+    it: every set counts once, however many prompts it has."""
+    return {
+        name: {
+            figure: Estimate(fmean(each[name][figure].value for each in sets))
+            for figure in row
+            if all(figure in each.get(name, ()) for each in sets)
+        }
+        for name, row in sets[0].items()
+    }
 
 
 def position_parts(positions: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:

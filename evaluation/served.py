@@ -33,7 +33,7 @@ from evaluation.decode import Journal, alternating, file_hashes, journal_path, r
 from evaluation.evaluate import load_requests, named_files, run_facts
 from evaluation.lossless import difference_lines, greedy_differences
 from evaluation.methods import Method
-from evaluation.page import hardware, heading
+from evaluation.page import TAU, hardware, heading
 from evaluation.replay.read import read_table, refuse_other_pair, refuse_other_warps
 from evaluation.replay.simulate import Replayer
 from evaluation.table import markdown, ratio_of, with_interval
@@ -378,7 +378,8 @@ def page(
         "\n".join(outputs),
         "## Acceptance by position",
         "Of all drafts, those of which at least so many tokens were accepted (vLLM's per-position"
-        " acceptance). acceptance length: 1 + accepted tokens per draft.",
+        " acceptance). acceptance length: 1 + accepted tokens per draft; tau: of all rounds, those"
+        " without a draft included (EAGLE's, Spec-Bench's mean accepted tokens).",
         acceptance(measurements, predicted),
     ]
     return "\n\n".join(parts)
@@ -415,17 +416,20 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
         if not mine["drafts"].sum():
             continue
         lines = {
-            f"{size}, measured": [one for one in table.by_position(of) if one.value > 0]
+            f"{size}, measured": (
+                f"{table.ratio(of, 'emitted', 'rounds').value:.2f}",
+                [one for one in table.by_position(of) if one.value > 0],
+            )
             for size, of in by_size(mine)
             if of["drafts"].sum()
         }
         if name in predicted:
-            lines = {"1, predicted": list(predicted[str(name)]), **lines}
-        for label, each in lines.items():
+            lines = {"1, predicted": ("-", list(predicted[str(name)])), **lines}
+        for label, (tau, each) in lines.items():
             most = max(most, len(each))
             length = f"{1 + sum(one.value for one in each):.2f}"
             shown = (with_interval(one, ".3f") for one in each)
-            rows.append([printable(str(name)), label, length, *shown])
-    padded = [row + [""] * (most + 3 - len(row)) for row in rows]
+            rows.append([printable(str(name)), label, tau, length, *shown])
+    padded = [row + [""] * (most + 4 - len(row)) for row in rows]
     places = (str(n + 1) for n in range(most))
-    return markdown(["method", "requests", "acceptance length", *places], padded)
+    return markdown(["method", "requests", TAU, "acceptance length", *places], padded)

@@ -7,12 +7,12 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Stage
-from evaluation.page import verdict
+from evaluation.page import TAU, verdict
 from evaluation.table import ALL, BASELINE, SPEEDUP, by_dataset, count_prompts
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Entry, Figure, Missing, Record, estimated
-from runtime.intervals import METHOD
+from runtime.intervals import METHOD, Estimate
 
 STAGES: dict[Stage, str] = {
     "draft": "draft",
@@ -23,7 +23,8 @@ STAGES: dict[Stage, str] = {
     "other": "other",
 }
 NEEDS = "needs an evaluation: python scripts/evaluate.py"
-SPEED = "speed-up, measured"
+SPEED, LENGTH = "speed-up, measured", "acceptance length"
+NONE = Estimate(0.0)  # of no draft
 
 
 def speedups(evaluations: Sequence[Evaluation]) -> Figure:
@@ -43,7 +44,8 @@ def speedups(evaluations: Sequence[Evaluation]) -> Figure:
                         **{"prompts": prompts, "repeats": repeats},
                         "tokens/s": row["tokens/s"].value,
                         **estimated(SPEED, row[SPEEDUP]),
-                        "tokens/target call": row["tokens/target call"].value,
+                        TAU: row["tokens/target call"].value,
+                        LENGTH: row[LENGTH].value if row.get(LENGTH, NONE).value else None,
                         "acceptance": row["acceptance"].value,
                         "stop rule, % of time": 100 * row["stop rule time"].value,
                         "verdict": verdict(name, row, drafting, prompts),
@@ -103,7 +105,9 @@ def time_shares(evaluations: Sequence[Evaluation]) -> Figure:
 FIGURES = (
     Entry(
         "Speed-up",
-        "A method is faster only where the whole interval is above 1. One prompt decides nothing.",
+        "A method is faster only where the whole interval is above 1. One prompt decides nothing."
+        " tau (EAGLE) is of all rounds; acceptance length, 1 + accepted tokens per draft, of those"
+        " that drafted.",
         lambda artifacts: [partial(speedups, artifacts.evaluations)],
     ),
     Entry(

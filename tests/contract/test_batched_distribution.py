@@ -44,27 +44,29 @@ SMALL = [case for case in ASKING if case.values[0].size.vocab == 2 and not case.
 NO_RULE = [case for case in ALONE if case.values[0].size.vocab == 2 and not case.marks]
 
 
-def right(pair: Pair) -> Distribution:
+def right(pair: Pair, lengths: tuple[int, int] = LENGTHS) -> Distribution:
     first, second = (
         autoregressive_distribution(pair.target.distribution, 2, length, prompt)
-        for length, prompt in zip(LENGTHS, (PROMPT, OTHER), strict=True)
+        for length, prompt in zip(lengths, (PROMPT, OTHER), strict=True)
     )
     return {(one, two): p * q for one, p in first.items() for two, q in second.items()}
 
 
-def asked(sampler: Sampler) -> list[Asked]:
-    both = zip((PROMPT, OTHER), LENGTHS, strict=True)
+def asked(sampler: Sampler, lengths: tuple[int, int] = LENGTHS) -> list[Asked]:
+    both = zip((PROMPT, OTHER), lengths, strict=True)
     return [Asked(prompt, length, sampler) for prompt, length in both]
 
 
-def error_of(decoder: SerialEngine | AutoregressiveEngine, size: int = 2) -> float:
+def error_of(
+    decoder: SerialEngine | AutoregressiveEngine, size: int = 2, lengths: tuple[int, int] = LENGTHS
+) -> float:
     batch = BatchedEngine(decoder, size)
 
     def run(sampler: Sampler) -> tuple[tuple[int, ...], ...]:
-        found = dict(batch.decode(asked(sampler)))
+        found = dict(batch.decode(asked(sampler, lengths)))
         return tuple(tuple(found[number].tokens) for number in range(2))
 
-    return largest_error(distribution_of(run), right(decoder.pair))
+    return largest_error(distribution_of(run), right(decoder.pair, lengths))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,9 @@ def test_two_requests_under_every_stop_rule(
     case: Case, stop: str, values: dict, tmp_path: Path
 ) -> None:
     rule = stop_rule(stop, tmp_path, values, case.size.values["gamma_max"])
-    assert error_of(engine(toy_pair(2, 31), case, tmp_path, rule)) < 1e-9
+    decoder = engine(toy_pair(2, 31), case, tmp_path, rule)
+    many = (case.rule, case.builds) == ("rrs", "branch_point")  # 7,776 paths of all tokens
+    assert error_of(decoder, lengths=(2, 2) if many else LENGTHS) < 1e-9
 
 
 @pytest.mark.parametrize("case", covering(NO_RULE, structure_of, rule_of))

@@ -20,7 +20,7 @@ from decoding.pair import open_pair
 from tests.helpers.models.eagles import SAYS, random_model, write_speculators
 from tests.helpers.models.tiny_pair import save_tiny_pair, tiny_models
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 PACKAGES = ["speculators==0.9.0", "transformers<=5.19", "torch==2.13.0"]
 CUDA_ONLY = ["torchvision", "torchaudio"]  # come along, and break where torch is a CPU's
 CACHE = Path(os.environ.get("DRAFTPREDICT_CACHE", "~/.cache/draftpredict")).expanduser()

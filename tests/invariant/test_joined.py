@@ -78,16 +78,16 @@ def assert_together_as_alone(
 
 
 CASES = [
-    pytest.param(make, warps, stride, marks=() if (a + b + c) % 3 == 0 else pytest.mark.slow)
+    pytest.param(make, warps, stride, marks=() if (a + b + c) % 3 == 0 else pytest.mark.full)
     for a, make in enumerate([tiny_pair, eagle_pair, mixed_pair, windowed_pair])
     for b, warps in enumerate([(1.0, 1.0), (0.0, 0.0), (0.0, 0.8), (0.7, 0.0)])
     for c, stride in enumerate([1, 3, 50])
 ]
-"""By default each pair with each warp, at one of the strides."""
+"""Each pair with each warp at one of the strides; the others are full."""
 
 
 @pytest.mark.parametrize(("make", "warps", "stride"), CASES)
-@pytest.mark.few(6)
+@pytest.mark.few(6, rest="slow")
 def test_together_as_alone(
     make: Callable[[], ModelPair], warps: tuple[float, float], stride: int
 ) -> None:

@@ -368,6 +368,7 @@ def test_nan_beside_the_accepted_path_comes_into_no_record(name: str) -> None:
 
 WARP = Warp(0.8, 0, 0.95)
 PLACES = [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")]
+ALL_ON_ONE = [PLACES[0], pytest.param(PLACES[1], marks=pytest.mark.full)]
 CASES = {f"{case.rule}-{case.rule_values}-{case.builds}": case for (case,) in
          (param.values for param in [*ASKING, *ALONE])}  # fmt: skip
 on_host = cache(lambda: pair_on("cpu", "cpu"))
@@ -393,7 +394,7 @@ def decode(engine: Engine) -> Trace:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ALL_ON_ONE)
 @pytest.mark.parametrize("name", CASES)
 def test_every_structure_with_every_verifier(
     name: str, places: tuple[str, str], tmp_path: Path

@@ -69,8 +69,14 @@ def test_figures_are_by_category_below_their_set():
     _, text = task_parts(results, "prompt")
     _, _, *lines = [[cell.strip() for cell in each.split("|")[1:-1]] for each in text.splitlines()]
     assert lines[0] == ["toy", "9", "plain decoding", "1.20x (1.10 to 1.30)", "0.5", "-", "0.50"]
-    assert [each[:3] for each in lines[1:]] == [["toy", "9", "x"], ["- qa", "4", "x"]]
+    assert [each[:3] for each in lines[1:]] == [["toy", "9", "x"], ["toy - qa", "4", "x"]]
     assert task_parts(results | {"categories": {}}, "prompt") == []
+    results["summary"] |= {"other": {"x": row(2.0, 2.3)}, "toy": {"x": half}}
+    results["prompts"] |= {"other": 5, "toy": 4}
+    _, text = task_parts(results, "prompt")
+    _, _, *lines = [[cell.strip() for cell in each.split("|")[1:-1]] for each in text.splitlines()]
+    assert [each[0] for each in lines] == ["other", "toy", "toy - qa", "mean of the sets"]
+    assert lines[-1][1:5] == ["9", "x", "1.55x", "0.5"], "no interval: a set counts once"
 
 
 def test_acceptance_by_position_leaves_out_what_has_no_draft():

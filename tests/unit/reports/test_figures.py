@@ -167,7 +167,7 @@ def test_every_method_of_every_evaluation_has_a_row(build):
     assert figure.column("evaluation") == ["one", "one", "two", "two"]
     if build is speedups:
         assert figure.interval == METHOD and figure.rows[0][4:10] == [3, 2, 2, 1, None, None]
-        facts = ["one", "all", 1.0, "hrad", 3, 2, 4, 2, 2, 2, 4, 0.75, pytest.approx(10)]
+        facts = ["one", "all", 1.0, "hrad", 3, 2, 4, 2, 2, 2, 4, 4, 0.75, pytest.approx(10)]
         assert figure.rows[1] == [*facts, "few prompts"]
     else:
         shares = map(pytest.approx, (20, 40, 5, 5, 10, 20))

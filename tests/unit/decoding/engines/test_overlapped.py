@@ -162,7 +162,7 @@ def test_an_interrupt_returns_at_once_and_the_next_decode_is_sound(monkeypatch):
     assert decoder.decode(PROMPT, 20, Sampler.seeded(0)).tokens == expected
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_thousand_prompts_leave_nothing_behind(pair):
     decoder = engine(pair, classes=Always(1, Confidence(0.4)))
 
