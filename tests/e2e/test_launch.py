@@ -84,10 +84,13 @@ SPECDECPP = ("predictor=specdecpp", "data=data/toy", "logger=none")
     ("processes", "arguments"),
     [
         (2, HRAD),
-        (2, (*SPECDECPP, "trainer.epochs=4")),
+        pytest.param(2, (*SPECDECPP, "trainer.epochs=4"), marks=pytest.mark.full),
         (2, (*SPECDECPP, "trainer.accumulate=2", "trainer.epochs=4")),
         (3, (*SPECDECPP, "trainer.batch_size=1", "trainer.epochs=2")),
-        (2, (*HRAD, "trainer.epochs=20", "trainer.lr=3e-3", "trainer.patience=1")),
+        pytest.param(
+            *(2, (*HRAD, "trainer.epochs=20", "trainer.lr=3e-3", "trainer.patience=1")),
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["hrad", "specdecpp", "accumulate", "two of three have nothing", "early stopping"],
 )

@@ -91,7 +91,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.full), 1.0])
 def test_side_by_side_is_in_turn(
     pair: ModelPair, prompts: list[torch.Tensor], threads: None, temperature: float
 ) -> None:

@@ -404,7 +404,7 @@ def test_every_structure_with_every_verifier(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("places", ALL_ON_ONE)
 @pytest.mark.parametrize(("stop", "values"), STOP_CASES)
 def test_every_stop_rule(stop: str, values: dict, places: tuple[str, str], tmp_path: Path) -> None:
     case = CASES["token-{}-chain"]

@@ -147,7 +147,7 @@ def for_as_long_as_asked(
 ) -> None:
     """Try damage -1, -2, ... until FUZZ_SECONDS are over. reads: whether something came out after
     that damage; some of it has to, and not all. An error says which damage led to it."""
-    ends, seed, read = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "20")), 0, 0
+    ends, seed, read = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "10")), 0, 0
     while time.monotonic() < ends:
         seed -= 1
         try:
