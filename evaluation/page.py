@@ -475,20 +475,20 @@ def draft_table(summary: Summary) -> str:
 
 
 def task_parts(results: Mapping[str, Any], unit: str) -> list[str]:
-    """Return the figures of each set and category and the mean of the sets, a row a task and
-    method; nothing of a single set without categories."""
+    """Return the figures of each set and category and the mean of the sets, a row for each task
+    and method; nothing for a single set without categories."""
     labels, summaries, categories = labels_of(results), results["summary"], results["categories"]
     sets = {name: (results["prompts"][name], summaries[name]) for name in summaries if name != ALL}
-    tasks = dict[str, tuple[int, Summary]]()
+    every = results["prompts"][ALL]
+    tasks = list[tuple[str, int, Summary]]()
     for dataset in sets or categories:
-        tasks[dataset] = sets.get(dataset, (results["prompts"][ALL], summaries[ALL]))
+        tasks += [(dataset, *sets.get(dataset, (every, summaries[ALL])))]
         for name, part in categories.get(dataset, {}).items():
-            tasks[f"{dataset} - {name}"] = (part["prompts"], part["summary"])
+            tasks += [(f"{dataset} - {name}", part["prompts"], part["summary"])]
     if sets:
-        mean = mean_of([summary for _, summary in sets.values()])
-        tasks["mean of the sets"] = (results["prompts"][ALL], mean)
+        tasks += [("mean of the sets", every, mean_of([summary for _, summary in sets.values()]))]
     rows = list[list[str]]()
-    for task, (prompts, summary) in tasks.items():
+    for task, prompts, summary in tasks:
         for name, row in summary.items():
             figures = [  # 0: of no draft
                 with_interval(row[figure], form) if figure in row and row[figure].value else "-"
@@ -500,16 +500,20 @@ def task_parts(results: Mapping[str, Any], unit: str) -> list[str]:
     return ["## By set and category", markdown(header, rows)] if rows else []
 
 
+NONE = Estimate(0.0)  # of no draft
+
+
 def mean_of(sets: Sequence[Summary]) -> Summary:
-    """Return the mean over the sets of every figure that each of them has, as EAGLE's tables have
-    it: every set counts once, however many prompts it has."""
+    """Return the mean over the sets of every figure that each of them has, for methods in all of
+    them, as EAGLE's tables have it: every set counts once, however many prompts it has."""
     return {
         name: {
             figure: Estimate(fmean(each[name][figure].value for each in sets))
             for figure in row
-            if all(figure in each.get(name, ()) for each in sets)
+            if all(each[name].get(figure, NONE).value for each in sets)
         }
         for name, row in sets[0].items()
+        if all(name in each for each in sets)
     }
 
 

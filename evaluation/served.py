@@ -36,7 +36,7 @@ from evaluation.methods import Method
 from evaluation.page import TAU, hardware, heading
 from evaluation.replay.read import read_table, refuse_other_pair, refuse_other_warps
 from evaluation.replay.simulate import Replayer
-from evaluation.table import markdown, ratio_of, with_interval
+from evaluation.table import markdown, ratio, ratio_of, with_interval
 from runtime.errors import UserError
 from runtime.files import checked_folder, only_writer, refuse_foreign, replaced_folder
 from runtime.intervals import METHOD, Estimate
@@ -234,9 +234,7 @@ def measured(cfg: DictConfig, requests: Sequence[Request], turns: Turns) -> pd.D
         first = requests[groups(requests, size, cfg.by_category)[number][0]]
         of = {"dataset": first.dataset, "category": first.category} if cfg.by_category else {}
         for name, group in turn.items():
-            emitted, rounds = sum(map(len, group.tokens)), group.rounds
-            if rounds is None:  # of an engine whose prefill says the first token
-                rounds = emitted - group.accepted_tokens - size
+            emitted = sum(map(len, group.tokens))
             rows.append(
                 {
                     "policy": name,
@@ -244,7 +242,7 @@ def measured(cfg: DictConfig, requests: Sequence[Request], turns: Turns) -> pd.D
                     "prompt": f"group {number}",
                     "requests": size,
                     "emitted": emitted,
-                    "rounds": rounds,
+                    "rounds": np.nan if group.rounds is None else group.rounds,
                     "drafted": group.draft_tokens,
                     "accepted": group.accepted_tokens,
                     "seconds": group.seconds,
@@ -378,8 +376,9 @@ def page(
         "\n".join(outputs),
         "## Acceptance by position",
         "Of all drafts, those of which at least so many tokens were accepted (vLLM's per-position"
-        " acceptance). acceptance length: 1 + accepted tokens per draft; tau: of all rounds, those"
-        " without a draft included (EAGLE's, Spec-Bench's mean accepted tokens).",
+        " acceptance). acceptance length: 1 + accepted tokens per draft. tau (EAGLE; Spec-Bench's"
+        " mean accepted tokens): tokens over the rounds of each request, those without a draft"
+        " included; vLLM does not count them.",
         acceptance(measurements, predicted),
     ]
     return "\n\n".join(parts)
@@ -417,7 +416,7 @@ def acceptance(measurements: pd.DataFrame, predicted: Mapping[str, Sequence[Esti
             continue
         lines = {
             f"{size}, measured": (
-                f"{table.ratio(of, 'emitted', 'rounds').value:.2f}",
+                "-" if of["rounds"].isna().any() else f"{ratio(of, 'emitted', 'rounds').value:.2f}",
                 [one for one in table.by_position(of) if one.value > 0],
             )
             for size, of in by_size(mine)

@@ -35,6 +35,7 @@ namespace {
 #define OF(name) _mm512_##name
 using V = __m512;
 constexpr int LANES = 16, MOST = 12, FAR = MOST + 1;  // FAR: rows from which on L2 gets weights
+constexpr bool SPREAD = false;
 inline V merged_low(V a, V b) {  // a0 b0 a1 b1 ... of the lower halves
   const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   return _mm512_permutex2var_ps(a, order, b);
@@ -47,7 +48,8 @@ inline V merged_high(V a, V b) {
 #else
 #define OF(name) _mm256_##name
 using V = __m256;
-constexpr int LANES = 8, MOST = 6, FAR = 3;  // faster so on a Zen 4; one row is faster from L1
+constexpr int LANES = 8, MOST = 6, FAR = 3;  // faster so on a Zen 4; one and two rows are not
+constexpr bool SPREAD = true;  // each tile of rows fetches a part of the next weights
 inline V merged_low(V a, V b) {
   return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
 }
@@ -323,13 +325,15 @@ void kernel(const W* w, const X<W>* x, int64_t steps, const char* next, int64_t 
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)b, y);
       }
 #else
-      const V a0 = (V)((U)a << 16), b0 = (V)((U)b << 16);
-      const V a1 = (V)((U)a & 0xffff0000u), b1 = (V)((U)b & 0xffff0000u);
+      for (int half = 0; half < 2; ++half) {  // one at a time: registers for both are too few
+        const V c = half ? (V)((U)load((const float*)w) & 0xffff0000u) : (V)((U)a << 16);
+        const V d = half ? (V)((U)load((const float*)w + LANES) & 0xffff0000u) : (V)((U)b << 16);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const V y = all(x[2 * r]), z = all(x[2 * r + 1]);
-        sum[r][0] = fma(a1, z, fma(a0, y, sum[r][0]));
-        sum[r][1] = fma(b1, z, fma(b0, y, sum[r][1]));
+        for (int r = 0; r < R; ++r) {
+          const V y = all(x[2 * r + half]);
+          sum[r][0] = kept(fma(c, y, sum[r][0])), sum[r][1] = kept(fma(d, y, sum[r][1]));
+        }
+        asm volatile("" ::: "memory");
       }
 #endif
     }
@@ -452,10 +456,10 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
     alignas(LINE) float sums[MOST * BLOCK];
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
       const int64_t first = tiles.first(tile), rows = tiles.rows(tile);
-      const W* held = w + block * steps * BLOCK * P<W>;  // each tile fetches a part of the next
-      const int64_t hop = BLOCK * 4 / tiles.count, ahead = tiles.count > 1 ? size : AHEAD;
-      by_rows<W>(rows, held, x + first * steps * P<W>, steps,
-                 (const char*)held + ahead + tile * steps * hop, hop, sums,
+      const W* held = w + block * steps * BLOCK * P<W>;
+      const int64_t parts = SPREAD ? tiles.count : 1, hop = BLOCK * 4 / parts;
+      const int64_t ahead = parts > 1 ? size + tile * steps * hop : tile ? size : AHEAD;
+      by_rows<W>(rows, held, x + first * steps * P<W>, steps, (const char*)held + ahead, hop, sums,
                  std::make_integer_sequence<int, MOST>());
       keep(block, first, rows, sums);
     }

@@ -7,12 +7,12 @@ from functools import partial
 from matplotlib.figure import Figure as Canvas
 
 from decoding.trace import Stage
-from evaluation.page import TAU, verdict
+from evaluation.page import NONE, TAU, verdict
 from evaluation.table import ALL, BASELINE, SPEEDUP, by_dataset, count_prompts
 from reports import drawing
 from reports.artifacts import Evaluation
 from reports.figure import Entry, Figure, Missing, Record, estimated
-from runtime.intervals import METHOD, Estimate
+from runtime.intervals import METHOD
 
 STAGES: dict[Stage, str] = {
     "draft": "draft",
@@ -24,7 +24,6 @@ STAGES: dict[Stage, str] = {
 }
 NEEDS = "needs an evaluation: python scripts/evaluate.py"
 SPEED, LENGTH = "speed-up, measured", "acceptance length"
-NONE = Estimate(0.0)  # of no draft
 
 
 def speedups(evaluations: Sequence[Evaluation]) -> Figure:
@@ -106,8 +105,8 @@ FIGURES = (
     Entry(
         "Speed-up",
         "A method is faster only where the whole interval is above 1. One prompt decides nothing."
-        " tau (EAGLE) is of all rounds; acceptance length, 1 + accepted tokens per draft, of those"
-        " that drafted.",
+        " tau (EAGLE): tokens per target call over all rounds. Acceptance length: 1 + accepted"
+        " tokens per draft, over rounds that drafted.",
         lambda artifacts: [partial(speedups, artifacts.evaluations)],
     ),
     Entry(

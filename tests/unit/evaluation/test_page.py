@@ -77,6 +77,8 @@ def test_figures_are_by_category_below_their_set():
     _, _, *lines = [[cell.strip() for cell in each.split("|")[1:-1]] for each in text.splitlines()]
     assert [each[0] for each in lines] == ["other", "toy", "toy - qa", "mean of the sets"]
     assert lines[-1][1:5] == ["9", "x", "1.55x", "0.5"], "no interval: a set counts once"
+    results["summary"]["toy"] = {"x": half | {"acceptance length": Estimate(0.0)}}
+    assert task_parts(results, "prompt")[1].splitlines()[-1].split("|")[6].strip() == "-"
 
 
 def test_acceptance_by_position_leaves_out_what_has_no_draft():
