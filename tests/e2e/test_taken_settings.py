@@ -1,6 +1,7 @@
 """What a description takes, the program can be run with: it ends well, or in one line that says
-what is wrong with it. A quarter of the keys of four programs, one value each (full: every key, two
-values); the settings of a class that many methods have are tried in one of them."""
+what is wrong with it. A quarter of the keys of four programs, a twelfth of evaluate.py's, one value
+each (full: every key, two values); the settings of a class that many methods have are tried in one
+of them."""
 
 import shutil
 from collections import Counter
@@ -86,8 +87,13 @@ def arguments(place: Place, value: Any, pair: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("most", "step"), [(1, 4), pytest.param(2, 1, marks=pytest.mark.full)])
-@pytest.mark.parametrize("program", QUICK)
+@pytest.mark.parametrize(
+    ("program", "most", "step"),
+    [
+        *((name, 1, 12 if name == "evaluate" else 4) for name in QUICK),  # it has most keys
+        *(pytest.param(name, 2, 1, marks=pytest.mark.full) for name in QUICK),
+    ],
+)
 def test_what_is_taken_runs_or_is_refused_in_one_line(
     program: str, most: int, step: int, harvest: Path, tiny_pair_dir: Path, here: Path, capsys: Any
 ) -> None:
