@@ -6,7 +6,6 @@ of them."""
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +36,7 @@ LONG = ("batch_tokens", "responses.", "pair=", "trainer.epochs", "dataset=gsm8k"
 """Of settings with these words a run would take long, or ask somebody who is not there."""
 
 
-def taken(program: str, most: int) -> Iterator[tuple[Place, Any]]:
+def taken(program: str, most: int, step: int) -> Iterator[tuple[Place, Any]]:
     settings = program_of(program).settings
     composed, seen = [found.values() for _, found in compositions(program)], set()
     for place in places(program):
@@ -48,6 +47,8 @@ def taken(program: str, most: int) -> Iterator[tuple[Place, Any]]:
         if setting in seen:
             continue
         seen.add(setting)
+        if len(seen) % step:
+            continue
         right = lambda value: not [*faults(settings, changed(here, place.key, value))]  # noqa: E731
         values = list(filter(right, VALUES))
         for value in values[:: max(1, len(values) // most)][:most]:
@@ -99,7 +100,7 @@ def test_what_is_taken_runs_or_is_refused_in_one_line(
 ) -> None:
     ends, wrong = Counter[str](), []
     shutil.copytree(harvest, here, dirs_exist_ok=True)
-    for place, value in islice(taken(program, most), 0, None, step):
+    for place, value in taken(program, most, step):
         given = arguments(place, value, tiny_pair_dir)
         try:
             run(SimpleNamespace(__name__=program, main=program_of(program)), *given)
