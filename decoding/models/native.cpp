@@ -8,7 +8,7 @@
 //
 // A decoding step reads every weight once, so that memory bounds it. Weights are packed
 // [outputs/BLOCK][inputs/P][BLOCK][P], P = 1 of float32 and 2 of bfloat16: a block of outputs is read
-// front to back while its sums stay in registers, for up to MOST rows at a time. With AMX a block of
+// front to back while its sums stay in registers, for up to AT_ONCE rows at a time. With AMX a block of
 // bfloat16 is two columns of tiles, [16 steps][16 outputs][2] each, for up to 32 rows at a time, and
 // a row takes as long as 16.
 
@@ -35,6 +35,8 @@ namespace {
 #define OF(name) _mm512_##name
 using V = __m512;
 constexpr int LANES = 16, MOST = 12, FAR = MOST + 1;  // FAR: rows from which on L2 gets weights
+template <class W>
+constexpr int AT_ONCE = MOST;
 constexpr bool SPREAD = false;
 inline V merged_low(V a, V b) {  // a0 b0 a1 b1 ... of the lower halves
   const __m512i order = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -49,6 +51,8 @@ inline V merged_high(V a, V b) {
 #define OF(name) _mm256_##name
 using V = __m256;
 constexpr int LANES = 8, MOST = 6, FAR = 3;  // faster so on a Zen 4; one and two rows are not
+template <class W>
+constexpr int AT_ONCE = sizeof(W) == 4 ? MOST : 5;  // as many as there are registers for
 constexpr bool SPREAD = true;  // each tile of rows fetches a part of the next weights
 inline V merged_low(V a, V b) {
   return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
@@ -251,10 +255,10 @@ class Team {
 
 // Products ----------------------------------------------------------------------------------------
 
-// How n rows are split into equal parts of at most MOST.
+// How n rows are split into equal parts of at most `most`.
 struct Tiles {
-  explicit Tiles(int64_t n) : count((n + MOST - 1) / MOST), size(count ? n / count : 0),
-                              larger(count ? n % count : 0) {}
+  Tiles(int64_t n, int64_t most) : count((n + most - 1) / most), size(count ? n / count : 0),
+                                   larger(count ? n % count : 0) {}
   int64_t count, size, larger;
   int64_t first(int64_t tile) const { return tile * size + std::min(tile, larger); }
   int64_t rows(int64_t tile) const { return size + (tile < larger); }
@@ -325,15 +329,13 @@ void kernel(const W* w, const X<W>* x, int64_t steps, const char* next, int64_t 
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)b, y);
       }
 #else
-      for (int half = 0; half < 2; ++half) {  // one at a time: registers for both are too few
-        const V c = half ? (V)((U)load((const float*)w) & 0xffff0000u) : (V)((U)a << 16);
-        const V d = half ? (V)((U)load((const float*)w + LANES) & 0xffff0000u) : (V)((U)b << 16);
+      const V a0 = (V)((U)a << 16), b0 = (V)((U)b << 16);
+      const V a1 = (V)((U)a & 0xffff0000u), b1 = (V)((U)b & 0xffff0000u);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const V y = all(x[2 * r + half]);
-          sum[r][0] = kept(fma(c, y, sum[r][0])), sum[r][1] = kept(fma(d, y, sum[r][1]));
-        }
-        asm volatile("" ::: "memory");
+      for (int r = 0; r < R; ++r) {
+        const V y = all(x[2 * r]), z = all(x[2 * r + 1]);
+        sum[r][0] = fma(a1, z, fma(a0, y, sum[r][0]));
+        sum[r][1] = fma(b1, z, fma(b0, y, sum[r][1]));
       }
 #endif
     }
@@ -451,7 +453,7 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
     return;
   }
 #endif
-  const Tiles tiles(n);
+  const Tiles tiles(n, AT_ONCE<W>);
   team.run(blocks, [&](int64_t block) {
     alignas(LINE) float sums[MOST * BLOCK];
     for (int64_t tile = 0; tile < tiles.count; ++tile) {
@@ -460,7 +462,7 @@ void multiply(Team& team, const W* w, const X<W>* x, int64_t n, int64_t inputs,
       const int64_t parts = SPREAD ? tiles.count : 1, hop = BLOCK * 4 / parts;
       const int64_t ahead = parts > 1 ? size + tile * steps * hop : tile ? size : AHEAD;
       by_rows<W>(rows, held, x + first * steps * P<W>, steps, (const char*)held + ahead, hop, sums,
-                 std::make_integer_sequence<int, MOST>());
+                 std::make_integer_sequence<int, AT_ONCE<W>>());
       keep(block, first, rows, sums);
     }
   });
@@ -746,7 +748,7 @@ void run_layers(const Shape& s, const Layer* layers, const Held* held, const Row
   Team team(rows.threads);
   const Seen seen(rows);
   const int64_t total_rows = rows.total, width = s.heads * s.dim;
-  const Tiles tiles(total_rows);
+  const Tiles tiles(total_rows, AT_ONCE<W>);
   std::vector<int64_t> part_of;
   std::vector<std::pair<int64_t, int64_t>> shares;  // a part, and the first of up to TOGETHER rows
   for (int64_t b = 0; b < rows.parts; ++b)
@@ -821,7 +823,7 @@ template <class W>
 void run_linear(int64_t n, int64_t inputs, int64_t outputs, int threads, const void* weight,
                 const float* bias, const float* x, float* y) {
   Team team(threads);
-  const Tiles tiles(n);
+  const Tiles tiles(n, AT_ONCE<W>);
   X<W>* laid = room_for<W>(n, inputs);
   team.run(n, [&](int64_t row) { lay<W>(x + row * inputs, inputs, tiles, row, laid); });
   multiply<W>(team, (const W*)weight, laid, n, inputs, outputs, bias, y, false);

@@ -71,8 +71,9 @@ def test_several_workers_make_the_records_of_one(
     printed = done(begun(asked, tmp_path / "data", "workers=ray", f"workers.count={count}"))
     assert f"{PROMPTS} prompts labelled" in printed and printed.count("saved ") == 1
     assert_same(tmp_path / "data", original)
-    if count == 1:
-        return
+
+
+def test_the_time_of_all_prompts_is_told(asked: list[str], tmp_path: Path) -> None:
     time_of_all = done(begun(asked, tmp_path / "none", "workers=ray", "estimate=true"))
     assert "minutes with 2 processes like the one that tried" in time_of_all
 

@@ -27,7 +27,7 @@ from tests.helpers.training.wandb_runs import read_run
 SMALL = ("max_new_tokens=12", "gamma=5", "anchors.stride=1", "out=data/toy", *SPLITS)
 QUICK = ("data=data/toy", "trainer.epochs=2", "trainer.lr=0.01")
 FEW = ("split=test", "limit=3", "repeats=2", "max_new_tokens=12", "tried.fixed.stop.gamma=[2]")
-PLAIN = ("figures=[reports.figures]", "logger=none")
+GENERAL = ("figures=[reports.figures]", "logger=none")
 METHODS = "methods=[autoregressive,fixed,confidence,product,value,specdecpp,hrad]"
 
 
@@ -142,7 +142,7 @@ def test_weights_and_biases_has_config_curves_tables_and_pictures(made: Path, fa
 
 @pytest.mark.slow
 def test_a_report_of_one_harvest_says_what_it_lacks(made: Path, here: Path) -> None:
-    printed = run(report, f"run={made / 'data'}", *PLAIN)
+    printed = run(report, f"run={made / 'data'}", *GENERAL)
     facts = json.loads(Path("runs/report/report.json").read_text())
     lacking = {lack["title"]: lack["needs"] for lack in facts["not_in_this_report"]}
     assert "python scripts/evaluate.py" in lacking["Speed-up"]
@@ -151,7 +151,7 @@ def test_a_report_of_one_harvest_says_what_it_lacks(made: Path, here: Path) -> N
 
 @pytest.mark.slow
 def test_a_report_replaces_reports_and_nothing_else(made: Path, here: Path) -> None:
-    arguments = (f"run=[{made / 'runs'}]", *PLAIN, "out=here")
+    arguments = (f"run=[{made / 'runs'}]", *GENERAL, "out=here")
     run(report, *arguments)
     Path("here/stale.png").touch()
     run(report, *arguments)
@@ -162,7 +162,7 @@ def test_a_report_replaces_reports_and_nothing_else(made: Path, here: Path) -> N
 
 @pytest.mark.slow
 def test_two_reports_do_not_write_one_folder(made: Path, here: Path) -> None:
-    arguments = (f"run={made / 'runs'}", *PLAIN, "out=here")
+    arguments = (f"run={made / 'runs'}", *GENERAL, "out=here")
 
     def hold() -> None:
         with only_writer(Path("here")):
@@ -193,7 +193,7 @@ def test_what_is_left_alone_is_named(made: Path, here: Path) -> None:
     Path("first/older/results.json").write_text(json.dumps(older))
     del results["tried"]
     Path("first/former/results.json").write_text(json.dumps(results))
-    run(report, "run=[first,second,first]", *PLAIN)
+    run(report, "run=[first,second,first]", *GENERAL)
     page = Path("runs/report/index.html").read_text()
     for left in ("notes.json", "begun/plan.json", "former/results.json", "older/results.json"):
         assert f"first/{left}" in page

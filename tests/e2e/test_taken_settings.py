@@ -1,5 +1,5 @@
 """What a description takes, the program can be run with: it ends well, or in one line that says
-what is wrong with it. A quarter of the keys of four programs, a twelfth of evaluate.py's, one value
+what is wrong with it. A quarter of the keys of three programs, a twelfth of evaluate.py's, a value
 each (full: every key, two values); the settings of a class that many methods have are tried in one
 of them."""
 
