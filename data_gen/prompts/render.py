@@ -50,7 +50,8 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
     """Return the text of a chat prompt (its user turn and the header of the assistant's), and
     whether the chat template takes content only as a list of parts.
 
-    Raises UserError if there is no template, or if it fails or leaves the prompt out."""
+    Raises UserError if there is no template, if it fails or leaves the prompt out, or if it does
+    not read one of the prompt's arguments."""
     if not tokenizer.chat_template:
         raise UserError(
             "dataset.chat: this model has no chat template. Set dataset.chat=false to continue the"
@@ -75,6 +76,11 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
                         f"dataset.field: the chat template does not show the {what} of {prompt.id}."
                         " Take a model that knows tools, or leave them away"
                     )
+            if unread := set(prompt.template) - _variables(tokenizer, prompt):
+                raise UserError(
+                    f"dataset.template.{min(unread)}: the chat template of {tokenizer.name_or_path}"
+                    " does not read it. Leave it out"
+                )
             if _shows(_applied(marked, tokenizer)[0], marked) and _shows(text, whole):
                 return text, parts
         except UserError as error:
@@ -125,6 +131,12 @@ def _shows(text: str, prompt: Prompt) -> bool:
         return False
     written = f"""["']text["']: ?["']{re.escape(content)}"""
     return content in shown and not (prompt.parts and re.search(written, shown))
+
+
+def _variables(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> frozenset[str]:
+    """Return the names that the prompt's chat template reads."""
+    template = tokenizer.get_chat_template(tools=[*prompt.tools] or None)
+    return chat_template_utils._get_template_variables(template)
 
 
 def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:

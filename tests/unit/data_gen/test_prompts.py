@@ -303,6 +303,7 @@ def test_arguments_reach_the_template():
     template = TEMPLATE + "{% if not thinking %} ? {% endif %}"
     thinks = replace(HELLO, template={"thinking": True})
     assert len(words(HELLO, template)) == len(words(thinks, template)) + 1
+    refuses(r"^dataset\.template\.thinking: .* does not read it", words, thinks)
     for bad in (replace(thinks, chat=False), replace(thinks, template={"tokenize": True})):
         refuses(r"^dataset\.template: ", refuse_arguments, [bad])
 
