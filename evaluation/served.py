@@ -54,17 +54,22 @@ class Serving(Protocol):
     """An engine that decodes many requests at once."""
 
     def serve(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        at_once: int,
     ) -> Mapping[str, Any]:
-        """Return `tokens` of each prompt, the `seconds` that all took, `rounds` if it counts them,
-        `drafts` (rounds with one), `draft_tokens`, `accepted_tokens`, and `per_position`: drafts of
-        which more than n tokens were accepted."""
+        """Decode at most `at_once` prompts at a time, the next as one ends. Return `tokens` of each
+        prompt, the `seconds` that all took, `rounds` if it counts them, `drafts` (rounds with one),
+        `draft_tokens`, `accepted_tokens`, and `per_position`: drafts of which more than n tokens
+        were accepted."""
         ...
 
 
 @dataclass(frozen=True)
 class Group:
-    """What a method made of requests that were asked at once (`Serving.serve`)."""
+    """What a method made of a group of requests (`Serving.serve`)."""
 
     tokens: list[list[int]]
     seconds: float
@@ -102,7 +107,8 @@ def serve(cfg: DictConfig) -> None:
     identity = pair_identity(pair)
     depends_on = [
         {name: method.to_dict() for name, method in compared.items()},
-        [cfg.max_new_tokens, cfg.seed, cfg.by_category, instantiate(cfg.warp).to_dict(), identity],
+        [cfg.max_new_tokens, cfg.seed, cfg.by_category, cfg.waves],
+        [instantiate(cfg.warp).to_dict(), identity],
         [[each.dataset, each.category, each.prompt_id, each.tokens.tolist()] for each in requests],
         setup_facts(pair),
         file_hashes([named_files(method.settings) for method in compared.values()]),
@@ -140,7 +146,11 @@ class Side:
         self._batch = BatchedEngine(engine, size)
 
     def serve(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        at_once: int,
     ) -> Mapping[str, Any]:
         """See `Serving`."""
         asked = [
@@ -148,7 +158,7 @@ class Side:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         start = perf_counter()
-        traces = dict(self._batch.decode(asked))
+        traces = dict(self._batch.decode(asked, at_once))
         seconds = perf_counter() - start
         rounds = [round_ for trace in traces.values() for round_ in trace.rounds]
         drafts = [round_ for round_ in rounds if round_.draft_tokens]
@@ -177,10 +187,10 @@ def serving(method: Method, pair: ModelPair, size: int) -> Serving:
     return engine
 
 
-def groups(requests: Sequence[Request], size: int, apart: bool) -> list[list[int]]:
-    """Return the numbers of the requests that are asked at once: each once, and the first ones
-    again where the last group lacks some. apart: those of every dataset and category for
-    themselves"""
+def groups(cfg: DictConfig, requests: Sequence[Request], at_once: int) -> list[list[int]]:
+    """Return the numbers of the requests of each group: each once, and the first ones again where
+    the last group lacks some. by_category: those of every dataset and category for themselves."""
+    size, apart = at_once * cfg.waves, cfg.by_category
     kinds = dict[Any, list[int]]()
     for number, each in enumerate(requests):
         kinds.setdefault((each.dataset, each.category) if apart else None, []).append(number)
@@ -202,13 +212,13 @@ def served(
     plan = [
         (size, repeat, number, group)
         for size, repeat in product(cfg.requests, range(cfg.repeats))
-        for number, group in enumerate(groups(requests, size, cfg.by_category))
+        for number, group in enumerate(groups(cfg, requests, size))
     ]
     names = alternating(list(engines))
     if len(journal.turns) < len(plan):
         for engine in engines.values():
             most = max(cfg.requests)
-            engine.serve([requests[0].tokens.tolist()] * most, list(range(most)), WARM_UP)
+            engine.serve([requests[0].tokens.tolist()] * most, list(range(most)), WARM_UP, most)
     with tqdm(total=len(plan), initial=len(journal.turns), unit=" groups", desc="served") as bar:
         for size, repeat, number, group in plan:
             key = f"{size}/{repeat}/{number}"
@@ -218,7 +228,7 @@ def served(
             seeds = [request_seed(cfg.seed, each, repeat) for each in asked]
             prompts, first, turn = [each.tokens.tolist() for each in asked], number % len(names), {}
             for name in names[first:] + names[:first]:
-                said = engines[name].serve(prompts, seeds, cfg.max_new_tokens)
+                said = engines[name].serve(prompts, seeds, cfg.max_new_tokens, size)
                 known = [field.name for field in fields(Group) if field.name in said]
                 turn[name] = Group(**{field: said[field] for field in known})
             journal.add(key, turn)
@@ -231,7 +241,7 @@ def measured(cfg: DictConfig, requests: Sequence[Request], turns: Turns) -> pd.D
     rows = []
     for key, turn in sorted(turns.items()):
         size, _, number = (int(part) for part in key.split("/"))
-        first = requests[groups(requests, size, cfg.by_category)[number][0]]
+        first = requests[groups(cfg, requests, size)[number][0]]
         of = {"dataset": first.dataset, "category": first.category} if cfg.by_category else {}
         for name, group in turn.items():
             emitted = sum(map(len, group.tokens))
@@ -318,7 +328,7 @@ def compared_outputs(
     asked, decoded = list[Request](), dict[str, list[Trace]]()
     for key, turn in turns.items():
         size, _, number = (int(part) for part in key.split("/"))
-        these = [requests[each] for each in groups(requests, size, cfg.by_category)[number]]
+        these = [requests[each] for each in groups(cfg, requests, size)[number]]
         asked += these
         for name, group in turn.items():
             decoded.setdefault(name, []).extend(
@@ -368,7 +378,12 @@ def page(
         f"# {heading(cfg)}",
         f"{hardware(run)} {METHOD.replace('prompts', 'groups of requests')}.",
         "## Tokens per second, by requests at once",
-        "The requests of a group start together; its time goes from the first prefill to the last"
+        (
+            "The requests of a group start together."
+            if cfg.waves == 1
+            else f"A group has {cfg.waves} times as many requests: the next starts as one ends."
+        )
+        + " Its time goes from the first prefill to the last"
         f" token. Speed-ups are over {cfg.against} with as many requests. Where the last group"
         " lacks prompts the first ones are asked again; a single group has no interval.",
         markdown(["method", *map(str, ratios)], speed_lines(cfg, measurements)),

@@ -52,11 +52,17 @@ class Worker:
         self._read()
 
     def ask(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], **sampling: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        at_once: int | None = None,
+        **sampling: Any,
     ) -> dict[str, Any]:
-        """Return what became of these prompts, decoded at once. sampling: of `SamplingParams`."""
+        """Return what became of these prompts. at_once: most that are decoded at a time, the next
+        as one ends; None: what vLLM decides. sampling: of `SamplingParams`."""
         assert self._process.stdin is not None
         asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
+        asked["at_once"] = at_once
         with suppress(ProcessLookupError, BrokenPipeError):  # it has ended: `_read` says so
             os.killpg(self._process.pid, signal.SIGCONT)
             print(json.dumps(asked), file=self._process.stdin, flush=True)

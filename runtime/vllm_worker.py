@@ -31,6 +31,7 @@ def main() -> None:
 
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
 
     llm = LLM(**json.loads(sys.argv[1]), disable_log_stats=False)
     Thread(target=_end_with_the_engine, daemon=True).start()
@@ -47,14 +48,31 @@ def main() -> None:
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
+    def decoded(prompts: list[Any], sampling: list[Any], at_once: int) -> list[Any]:
+        """Return what vLLM says to each prompt, at most `at_once` of them at a time."""
+        engine, found, begun = llm.llm_engine, dict[int, Any](), 0
+        try:
+            while len(found) < len(prompts):
+                while begun < len(prompts) and engine.get_num_unfinished_requests() < at_once:
+                    engine.add_request(str(begun), prompts[begun], sampling[begun])
+                    begun += 1
+                ended = [each for each in engine.step() if each.finished]
+                found.update({int(each.request_id): each for each in ended})
+        except BaseException:
+            engine.abort_request([str(each) for each in range(begun) if each not in found])
+            raise
+        return [found[number] for number in range(len(prompts))]
+
     say({"ready": True})
     for line in sys.stdin:
         asked = json.loads(line)
+        at_once = asked.pop("at_once") or len(asked["prompts"])
         prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in asked.pop("prompts")]
         try:
+            asked["output_kind"] = RequestOutputKind.FINAL_ONLY
             sampling = [SamplingParams(**{**asked, "seed": seed}) for seed in asked.pop("seeds")]
             before, start = counted(), perf_counter()
-            results = llm.generate(prompts, sampling, use_tqdm=False)
+            results = decoded(prompts, sampling, at_once)
             seconds = perf_counter() - start
         except (ValueError, RuntimeError) as error:
             say({"error": str(error)})

@@ -245,6 +245,11 @@ class Served(Methods):
     limit: Limit
     max_new_tokens: Annotated[Count, "most tokens of a response"]
     repeats: Annotated[Count, "times that every group is decoded"]
+    waves: Annotated[
+        Count,
+        "requests of a group over those at once: 1: they begin together; 3: two more begin for each"
+        " as others end, as on a server with a queue",
+    ]
     by_category: Annotated[
         bool, "requests at once are of one set and category, and tables say the speed of each"
     ]

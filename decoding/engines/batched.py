@@ -61,9 +61,11 @@ class BatchedEngine:
         self._together = Together(models.draft.network, budget, models.target.network)
         self._engines = [self._copied(engine) for _ in range(size)]
 
-    def decode(self, requests: Iterable[Asked | None]) -> Iterator[tuple[int, Trace]]:
+    def decode(
+        self, requests: Iterable[Asked | None], at_once: int | None = None
+    ) -> Iterator[tuple[int, Trace]]:
         """Yield the number of each request and its trace, as they end. None among the requests: by
-        this round no other has come yet."""
+        this round no other has come yet. at_once: fewer than `size`, if so many are too many."""
         free = list(self._engines)
 
         def decoded(request: Asked) -> Trace:
@@ -79,7 +81,7 @@ class BatchedEngine:
 
         tasks = (None if each is None else partial(decoded, each) for each in requests)
         with alone(self._models):
-            yield from self._together.run(tasks, self.size)
+            yield from self._together.run(tasks, min(self.size, at_once or self.size))
 
     def _copied(self, engine: Decoder) -> Decoder:
         """Return the engine with models and parts of its own; weights are shared."""

@@ -75,7 +75,7 @@ class VllmEngine:
 
         Only how many tokens were accepted is known, not in which round: the first has all."""
         seed = int(torch.randint(1 << 31, (), generator=sampler.generator))
-        said = self.serve([prompt_ids.tolist()], [seed], max_new_tokens)
+        said = self.serve([prompt_ids.tolist()], [seed], max_new_tokens, 1)
         (tokens,) = said["tokens"]
         first = min(said["accepted_tokens"], len(tokens) - 1) + 1
         rounds = [
@@ -85,11 +85,15 @@ class VllmEngine:
         return Trace(len(prompt_ids), tokens, rounds, 0.0, said["seconds"])
 
     def serve(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        max_new_tokens: int,
+        at_once: int,
     ) -> dict[str, Any]:
         """See `evaluation.served.Serving`."""
         sampling = sampling_of(self.warp, self.eos_ids, max_new_tokens)
-        return self.worker.ask(prompts, seeds, **sampling)
+        return self.worker.ask(prompts, seeds, at_once, **sampling)
 
 
 def served(
@@ -201,8 +205,8 @@ def measured_batches(
         """Return seconds of a step of `size` requests, but for the first."""
         times, seeds = list[float](), [0] * size
         for text in texts:
-            first = worker.ask([text] * size, seeds, max_tokens=1, **greedy)["seconds"]
-            said = worker.ask([text] * size, seeds, max_tokens=max_new_tokens, **greedy)
+            first = worker.ask([text] * size, seeds, None, max_tokens=1, **greedy)["seconds"]
+            said = worker.ask([text] * size, seeds, None, max_tokens=max_new_tokens, **greedy)
             count = max_new_tokens - 1 - said["accepted_tokens"] / size
             times.append((said["seconds"] - first) / count)
             bar.update()

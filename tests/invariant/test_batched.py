@@ -104,6 +104,22 @@ def test_requests_may_come_at_any_time(pair: ModelPair) -> None:
     assert [found[number].tokens for number in range(20)] == alone
 
 
+def test_no_more_run_than_are_allowed_at_once(pair: ModelPair) -> None:
+    begun, running = 0, list[int]()
+
+    def counted() -> Iterator[Asked]:
+        nonlocal begun
+        for each in requests(12):
+            begun += 1
+            yield each
+
+    batch = BatchedEngine(AutoregressiveEngine(pair, WARP), 5)
+    for ended, _ in enumerate(batch.decode(counted(), 2)):
+        running.append(begun - ended)
+    assert max(running) <= 3, "two, and one that ended in the same step"
+    assert batch.size == 5
+
+
 def test_calls_of_transformers_are_one(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     if not isinstance(pair.target.network, TransformersForward):
         return

@@ -17,6 +17,7 @@ answered = 0
 for line in sys.stdin:
     asked = json.loads(line)
     most, size = asked["max_tokens"], len(asked["prompts"])
+    assert asked["at_once"] is None or asked["at_once"] <= size
     answered += size
     if {dies} and answered > {dies}:
         print("RuntimeError: out of memory", file=sys.stderr)

@@ -33,7 +33,7 @@ def test_an_engine_says_what_vllm_says(models: dict, tmp_path: Path) -> None:
     engine = vllm.served(models, python, speculation, eos_ids=frozenset({0}), **facts)
     trace = engine.decode(torch.tensor([3, 4]), 6, Sampler.seeded(0))
     assert trace.tokens == [1, 2, 3, 4, 5, 6] and len(trace.rounds) == 3
-    said = engine.serve([[3, 4], [1]], [0, 0], 4)
+    said = engine.serve([[3, 4], [1]], [0, 0], 4, 2)
     assert said["tokens"] == [[1, 2, 3, 4], [2, 3, 4, 5]] and said["accepted_tokens"] == 4
     facts |= {"proposer": str(tmp_path / "none.json")}
     gone = (models, python, speculation)
