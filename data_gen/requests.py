@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data_gen.prompts import Prompt
 from data_gen.prompts.prompt import select
-from data_gen.prompts.render import prompt_ids
+from data_gen.prompts.render import prompt_ids, refuse_unread
 from data_gen.storage.shards import SPLITS
 from decoding.models.loading import ModelPair
 from runtime.errors import UserError
@@ -57,9 +57,10 @@ def fitted(
     many were left out ("skip") and cut ("cut"): as much is kept of the beginning of their text as
     fits. "error": they stay, to be refused by name. day: that a chat template reads.
 
-    Raises UserError if none is left."""
+    Raises UserError if none is left, and for arguments that no chat template reads."""
     kept, counts = list[Prompt](), Counter[str]()
     for prompt in prompts:
+        refuse_unread(prompt, tokenizer)
 
         def tokens(characters: int, prompt: Prompt = prompt) -> int:
             part = replace(prompt, text=prompt.text[:characters], date=day)

@@ -189,15 +189,17 @@ def serving(method: Method, pair: ModelPair, size: int) -> Serving:
 
 def groups(cfg: DictConfig, requests: Sequence[Request], at_once: int) -> list[list[int]]:
     """Return the numbers of the requests of each group: each once, and the first ones again where
-    the last group lacks some. by_category: those of every dataset and category for themselves."""
+    the last ones would be fewer than `at_once`. by_category: those of every dataset and category
+    for themselves."""
     size, apart = at_once * cfg.waves, cfg.by_category
     kinds = dict[Any, list[int]]()
     for number, each in enumerate(requests):
         kinds.setdefault((each.dataset, each.category) if apart else None, []).append(number)
     return [
-        [numbers[place % len(numbers)] for place in range(first, first + size)]
+        [numbers[place % len(numbers)] for place in range(first, min(first + size, whole))]
         for numbers in kinds.values()
-        for first in range(0, len(numbers), size)
+        for whole in [-(-len(numbers) // at_once) * at_once]
+        for first in range(0, whole, size)
     ]
 
 
@@ -381,9 +383,10 @@ def page(
         (
             "The requests of a group start together."
             if cfg.waves == 1
-            else f"A group has {cfg.waves} times as many requests: the next starts as one ends."
+            else f"A group has {cfg.waves} requests for each of those at once, the last one maybe"
+            " fewer; as one ends the next starts."
         )
-        + " Its time goes from the first prefill to the last"
+        + " A group's time goes from the first prefill to the last"
         f" token. Speed-ups are over {cfg.against} with as many requests. Where the last group"
         " lacks prompts the first ones are asked again; a single group has no interval.",
         markdown(["method", *map(str, ratios)], speed_lines(cfg, measurements)),

@@ -51,6 +51,8 @@ def main() -> None:
     def decoded(prompts: list[Any], sampling: list[Any], at_once: int) -> list[Any]:
         """Return what vLLM says to each prompt, at most `at_once` of them at a time."""
         engine, found, begun = llm.llm_engine, dict[int, Any](), 0
+        if at_once >= engine.vllm_config.scheduler_config.max_num_seqs:  # its own queue is sooner
+            at_once = len(prompts)
         try:
             while len(found) < len(prompts):
                 while begun < len(prompts) and engine.get_num_unfinished_requests() < at_once:
@@ -74,7 +76,7 @@ def main() -> None:
             before, start = counted(), perf_counter()
             results = decoded(prompts, sampling, at_once)
             seconds = perf_counter() - start
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # vLLM's own classes derive from no narrower one
             say({"error": str(error)})
             continue
         after = counted()

@@ -27,7 +27,7 @@ use the same contexts and the same random numbers, so that differences need far 
 counted decodes do. A method whose draft reads earlier rounds begins afresh in every context. It
 works with engine=serial only. Writes expected.json and table.md to `out`.
 
-what=served decodes groups of prompts at once inside vLLM (make vllm), plain, with vLLM's own
+what=served decodes many prompts at once, in groups, inside vLLM (make vllm), plain, with vLLM's own
 methods and with our proposer (python scripts/export.py serving=vllm), and says how many outputs are
 the same. With `data`, a greedy harvest of the same prompts, it says what replay expects of every
 position of a draft. An interrupted run continues. Writes served.json, table.md and
@@ -247,8 +247,8 @@ class Served(Methods):
     repeats: Annotated[Count, "times that every group is decoded"]
     waves: Annotated[
         Count,
-        "requests of a group over those at once: 1: they begin together; 3: two more begin for each"
-        " as others end, as on a server with a queue",
+        "requests of a group for each of those at once; 1: all begin together; more: as one ends"
+        " the next begins, as on a server with a queue",
     ]
     by_category: Annotated[
         bool, "requests at once are of one set and category, and tables say the speed of each"

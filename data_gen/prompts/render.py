@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
@@ -50,8 +51,7 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
     """Return the text of a chat prompt (its user turn and the header of the assistant's), and
     whether the chat template takes content only as a list of parts.
 
-    Raises UserError if there is no template, if it fails or leaves the prompt out, or if it does
-    not read one of the prompt's arguments."""
+    Raises UserError if there is no template, or if it fails or leaves the prompt out."""
     if not tokenizer.chat_template:
         raise UserError(
             "dataset.chat: this model has no chat template. Set dataset.chat=false to continue the"
@@ -76,11 +76,6 @@ def rendered(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, b
                         f"dataset.field: the chat template does not show the {what} of {prompt.id}."
                         " Take a model that knows tools, or leave them away"
                     )
-            if unread := set(prompt.template) - _variables(tokenizer, prompt):
-                raise UserError(
-                    f"dataset.template.{min(unread)}: the chat template of {tokenizer.name_or_path}"
-                    " does not read it. Leave it out"
-                )
             if _shows(_applied(marked, tokenizer)[0], marked) and _shows(text, whole):
                 return text, parts
         except UserError as error:
@@ -101,6 +96,7 @@ def as_asked(
         if not prompt.chat:
             asked.append(prompt)
             continue
+        refuse_unread(prompt, tokenizer)
         fixed = replace(prompt, date="2001-02-03")
         text, parts = rendered(fixed, tokenizer)
         again, formats = _applied(replace(fixed, parts=parts), tokenizer)
@@ -133,10 +129,24 @@ def _shows(text: str, prompt: Prompt) -> bool:
     return content in shown and not (prompt.parts and re.search(written, shown))
 
 
-def _variables(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> frozenset[str]:
-    """Return the names that the prompt's chat template reads."""
-    template = tokenizer.get_chat_template(tools=[*prompt.tools] or None)
-    return chat_template_utils._get_template_variables(template)
+def refuse_unread(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise UserError for an argument of the prompt that no chat template of the model reads."""
+    given = {*prompt.template} | ({"date"} if prompt.date else set())
+    held = tokenizer.chat_template
+    if not (given and prompt.chat and held):
+        return
+    templates = [*held.values()] if isinstance(held, dict) else [held]
+    try:
+        read = set[str]().union(*map(chat_template_utils._get_template_variables, templates))
+    except TemplateError:  # rendering says what is wrong
+        return
+    if any("strftime_now" in each for each in templates):
+        read.add("date")
+    if unread := given - read:
+        raise UserError(
+            f"dataset.template.{min(unread)}: the chat template of {tokenizer.name_or_path} does"
+            " not read it. Leave it out"
+        )
 
 
 def _applied(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[str]]:

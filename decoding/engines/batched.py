@@ -65,7 +65,8 @@ class BatchedEngine:
         self, requests: Iterable[Asked | None], at_once: int | None = None
     ) -> Iterator[tuple[int, Trace]]:
         """Yield the number of each request and its trace, as they end. None among the requests: by
-        this round no other has come yet. at_once: fewer than `size`, if so many are too many."""
+        this round no other has come yet. at_once: most that run at a time, if fewer than
+        `size`."""
         free = list(self._engines)
 
         def decoded(request: Asked) -> Trace:

@@ -90,10 +90,8 @@ def test_outputs_are_those_without_a_draft_whatever_is_put_off(pair: Path) -> No
     random.seed(1)
     prompts = [random.choices(range(1, VOCAB), k=random.randint(3, 40)) for _ in range(200)]
     greedy = {"temperature": 0.0, "max_tokens": 48}
-    alone, plain = [], worker(pair, None)
-    for first in range(0, len(prompts), AT_ONCE):
-        some = prompts[first : first + AT_ONCE]
-        alone += plain.ask(some, [0] * len(some), **greedy)["tokens"]
+    plain = worker(pair, None)
+    alone = plain.ask(prompts, [0] * len(prompts), AT_ONCE - 1, **greedy)["tokens"]
     plain.end()
     drafted = worker(pair, CONFIDENCE, num_gpu_blocks_override=12)
     said = drafted.ask(prompts, [0] * len(prompts), **greedy)

@@ -20,6 +20,7 @@ from data_gen.prompts.jsonl import load_jsonl
 from data_gen.prompts.prompt import select
 from data_gen.prompts.render import as_asked, prompt_ids, refuse_arguments, rendered, turns
 from data_gen.prompts.starter import humaneval, instructions, load_starter
+from data_gen.requests import fitted
 from runtime.errors import UserError
 from tests.helpers.damage.refusals import refuses
 
@@ -303,7 +304,11 @@ def test_arguments_reach_the_template():
     template = TEMPLATE + "{% if not thinking %} ? {% endif %}"
     thinks = replace(HELLO, template={"thinking": True})
     assert len(words(HELLO, template)) == len(words(thinks, template)) + 1
-    refuses(r"^dataset\.template\.thinking: .* does not read it", words, thinks)
+    refuses(r"^dataset\.template\.thinking: .* does not read it", fitted, [thinks], chatting(), 9)
+    dated = replace(HELLO, date="2026-01-31")
+    refuses(r"^dataset\.template\.date: .* does not read it", fitted, [dated], chatting(), 9)
+    read = chatting("{{ strftime_now('%d') if thinking }} " + TEMPLATE)
+    assert fitted([dated, thinks], read, 9)[0] == [dated, thinks]
     for bad in (replace(thinks, chat=False), replace(thinks, template={"tokenize": True})):
         refuses(r"^dataset\.template: ", refuse_arguments, [bad])
 
