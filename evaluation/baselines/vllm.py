@@ -108,8 +108,10 @@ def served(
     pair: ModelPair,
     eos_ids: frozenset[int],
 ) -> VllmEngine:
-    """Run vLLM with the pair's target: plain, with a method of its own, or with our proposer."""
-    return VllmEngine(started(models, python, speculation, proposer, requests), warp, eos_ids)
+    """Run vLLM with the pair's target, in our dtype: plain, with a method of its own, or with our
+    proposer."""
+    ours = {**models, "target_dtype": str(pair.target.model.dtype).removeprefix("torch.")}
+    return VllmEngine(started(ours, python, speculation, proposer, requests), warp, eos_ids)
 
 
 def started(
