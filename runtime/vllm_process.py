@@ -61,8 +61,8 @@ class Worker:
         """Return what became of these prompts. at_once: most that are decoded at a time, the next
         as one ends; None: what vLLM decides. sampling: of `SamplingParams`."""
         assert self._process.stdin is not None
-        asked = {"prompts": [list(prompt) for prompt in prompts], "seeds": list(seeds), **sampling}
-        asked["at_once"] = at_once
+        asked: dict[str, Any] = {"prompts": [list(prompt) for prompt in prompts], **sampling}
+        asked |= {"seeds": list(seeds), "at_once": at_once}
         with suppress(ProcessLookupError, BrokenPipeError):  # it has ended: `_read` says so
             os.killpg(self._process.pid, signal.SIGCONT)
             print(json.dumps(asked), file=self._process.stdin, flush=True)
@@ -75,9 +75,8 @@ class Worker:
         if self._process.poll() is None:  # an idle one would take the time of others
             os.killpg(self._process.pid, signal.SIGSTOP)
         if "error" in answer:
-            raise UserError(
-                f"{self._key}: vLLM failed ({answer['error'][:300]}). Mend what it names"
-            )
+            said = " ".join(answer["error"].split())[:300]  # on one line
+            raise UserError(f"{self._key}: vLLM failed ({said}). Mend what it names")
         return answer
 
     def _last_words(self) -> str:
