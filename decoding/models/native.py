@@ -6,6 +6,8 @@ made of. Where there is no compiler, or no processor it is written for, models r
 import ctypes
 import functools
 import hashlib
+import math
+import mmap
 import os
 import shlex
 import shutil
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -40,6 +43,8 @@ VARIANTS = {  # what the compiler calls the instructions of each, best first
     "avx2": ("avx2", "fma"),
 }
 DIGEST = 32  # bytes behind a library: the hash of what lies before
+PAGES_BYTES = 1 << 26
+LINE = 16  # numbers of a cache line
 DTYPES = (torch.float32, torch.bfloat16)
 LOOKS = 8  # after as many the same numbers of weights are looked at; as in the source
 
@@ -152,15 +157,19 @@ class Product:
     """x -> x w^T + bias, equal to the bit for any number of rows."""
 
     def __init__(
-        self, made: ctypes.CDLL, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+        self,
+        made: ctypes.CDLL,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        pages: "Pages",
     ) -> None:
         """weights: [out, in] each, all of one input and one dtype of `DTYPES`; biases: of all of
-        them, or None."""
+        them, or None; pages: where they are packed."""
         self._made = made
         whole = torch.cat([weight.detach() for weight in weights])
         self.outputs, self.inputs = whole.shape
         self.bytes = whole.element_size()
-        self.packed = _packed(made, whole)
+        self.packed = _packed(made, whole, pages)
         given = [bias.detach().float() for bias in biases if bias is not None]
         self.bias = torch.cat(given) if given else None
 
@@ -184,13 +193,33 @@ def threads_here() -> int:
     return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
-def _packed(made: ctypes.CDLL, weight: Tensor) -> Tensor:
+class Pages:
+    """Memory for the packed weights of one model, in pages of 2 MB where the system has them: a
+    step reads all of it, and where a page lies is looked up for each."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.int32)
+
+    def room(self, shape: Sequence[int]) -> Tensor:
+        """Return int32 numbers of this shape, whatever they are."""
+        size = math.prod(shape)
+        if size > len(self._left):
+            kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            held = mmap.mmap(-1, max(4 * size, PAGES_BYTES), kind)  # used when it is written to
+            with suppress(OSError):  # a system without such pages
+                held.madvise(mmap.MADV_HUGEPAGE)
+            self._left = torch.frombuffer(held, dtype=torch.int32)
+        taken, self._left = self._left[:size], self._left[-(-size // LINE) * LINE :]
+        return taken.view(shape)
+
+
+def _packed(made: ctypes.CDLL, weight: Tensor, pages: Pages) -> Tensor:
     """[out, in] -> [out / block, in / P, block, P], with zeros where they do not divide; P numbers
     are 32 bits."""
     block, depth = made.block(), made.depth(weight.element_size())
     weight = F.pad(weight, (0, -weight.shape[1] % depth, 0, -weight.shape[0] % block))
     words = weight.view(torch.int32).unflatten(0, (-1, block)).transpose(1, 2)
-    return words.contiguous()
+    return pages.room(words.shape).copy_(words)
 
 
 class Linear:
@@ -207,7 +236,7 @@ class Linear:
         if made is None:
             return F.linear(x, weight)
         if self._packed is None or self._packed[0] != version_of(weight):
-            self._packed = version_of(weight), Product(made, [weight], [None])
+            self._packed = version_of(weight), Product(made, [weight], [None], Pages())
         return self._packed[1](x).to(weight.dtype)
 
     def __reduce__(self) -> Any:
@@ -247,7 +276,7 @@ class NativeLlama:
         """rotation: cos and sin, [2, positions, r] float32, as `rotations` gives them."""
         made = library()
         assert made is not None
-        self._made, body = made, model.model
+        self._made, self._pages, body = made, Pages(), model.model
         layers, first = body.layers, body.layers[0].self_attn
         self._positions = rotation.shape[1]
         self._made_of = model, rotation
@@ -258,7 +287,7 @@ class NativeLlama:
         )
         self._cache_shape = kv_heads, first.head_dim, model.dtype
         self._norm, self._eps = body.norm.weight.detach().float(), body.norm.variance_epsilon
-        self._head = Product(made, [model.lm_head.weight], [model.lm_head.bias])
+        self._head = Product(made, [model.lm_head.weight], [model.lm_head.bias], self._pages)
         self._hidden = self._head.inputs
         self._shape = _Shape(
             model.dtype.itemsize,
@@ -291,7 +320,10 @@ class NativeLlama:
             (mlp.gate_proj, mlp.up_proj),
             (mlp.down_proj,),
         )
-        products = [Product(self._made, [x.weight for x in p], [x.bias for x in p]) for p in joined]
+        products = [
+            Product(self._made, [x.weight for x in p], [x.bias for x in p], self._pages)
+            for p in joined
+        ]
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         vectors = [None if norm is None else norm.weight.detach().float() for norm in norms]
