@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -179,9 +180,11 @@ class RoundContext:
         return self.draft_context is not None and self.draft_context <= len(self.committed)
 
 
+@cache
 def zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return [count] zeros, a view that expands one number."""
-    return torch.zeros(1, dtype=dtype, device=device).expand(count)
+    """Return [count] zeros, a view that expands one number: the same for all, to be read only."""
+    with torch.inference_mode(False):
+        return torch.zeros(1, dtype=dtype, device=device).expand(count)
 
 
 def path_to(parents: Sequence[int], row: int) -> list[int]:

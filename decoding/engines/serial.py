@@ -148,7 +148,9 @@ class SerialEngine(Engine):
         draft = tree.draft()
         with watch.stage("target"):
             above, drawn = draft.parent[: draft.closed], draft.token[: draft.closed]
-            tokens = torch.cat([context.committed[-1:], torch.tensor(drawn, dtype=torch.long)])
+            tokens = context.committed[-1:]
+            if drawn:
+                tokens = torch.cat([tokens, torch.tensor(drawn, dtype=torch.long)])
             parents = None if above == list(range(len(above))) else torch.tensor([-1, *above])
             output = self.pair.target.forward(tokens, parents, hidden=self.target_layers)
         return tree, draft.on(output.logits.device), output

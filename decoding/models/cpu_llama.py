@@ -111,6 +111,19 @@ class LlamaForward(Watch):
         x = F.embedding(rows.tokens, self._embedding.weight)
         return x if rows.added is None else x + rows.added
 
+    def _embedded_all(self, calls: Sequence[Rows]) -> Tensor:
+        """Return what the first layer reads of the rows of all calls, [rows, H] float32."""
+        tokens = torch.cat([rows.tokens.flatten() for rows in calls])
+        x = F.embedding(tokens, self._embedding.weight)
+        if any(rows.added is not None for rows in calls):
+            parts = zip(x.split([rows.tokens.numel() for rows in calls]), calls, strict=True)
+            added = (
+                part if rows.added is None else part + rows.added.reshape(part.shape)
+                for part, rows in parts
+            )
+            x = torch.cat(list(added))
+        return x.float()
+
     def _alone(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> Result:
@@ -138,14 +151,16 @@ class LlamaForward(Watch):
         Logits are float32; hidden states have the model's dtype."""
         last, dtype = len(self._model.model.layers), self._model.dtype
         shapes = [call.rows.tokens.shape for call in calls]
-        x = torch.cat([self._embedded(call.rows).float().flatten(0, 1) for call in calls])
+        x = self._embedded_all([call.rows for call in calls])
         wanted = [[layer % (last + 1) for layer in call.hidden] for call in calls]
         layers = {layer for each in wanted for layer in each}
         found: dict[int, list[Tensor]] = {}
 
         def each(states: Tensor) -> list[Tensor]:
             parts = states.split([shape.numel() for shape in shapes])
-            return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+            return [
+                part.view(*shape, part.shape[-1]) for part, shape in zip(parts, shapes, strict=True)
+            ]
 
         run, done = native.over(x, [(call.rows, call.cache) for call in calls]), 0
         for stop in sorted({last, *layers, *({self._half} - {-1})}):
@@ -163,7 +178,7 @@ class LlamaForward(Watch):
         x = torch.cat([part.flatten(0, 1) for part in read])
         scores = native.head(x if last in layers else native.normed(x))
         return [
-            (part.unflatten(0, rows.shape[:2]), [found[layer][index] for layer in layers])
+            (part.view(*rows.shape[:2], part.shape[-1]), [found[layer][index] for layer in layers])
             for index, (part, rows, layers) in enumerate(
                 zip(
                     scores.split([rows.shape[:2].numel() for rows in read]),

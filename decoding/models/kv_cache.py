@@ -213,7 +213,7 @@ def written(buffer: Tensor, start: int, rows: Tensor) -> Tensor:
         if len(buffer):
             grown[: len(buffer)] = buffer
         buffer = grown
-    buffer[start:end] = rows
+    buffer.narrow(0, start, len(rows)).copy_(rows)
     return buffer
 
 

@@ -351,7 +351,8 @@ class NativeLlama:
         first = 0
         for rows, cache in calls:
             batch, n = rows.tokens.shape
-            start = self._reserved(cache, batch, n)
+            start, held = self._reserved(cache, batch, n)
+            places += zip(*held, strict=True)
             seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
             whole = rows.positions.shape[1] == n and (
                 seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
@@ -369,9 +370,6 @@ class NativeLlama:
             raise RuntimeError("positions and mask are of other rows than the states")
         if len(at) and not 0 <= at.amin() <= at.amax() < self._positions:
             raise IndexError(f"positions lie outside of 0 to {self._positions - 1}")
-        for _, cache in calls:  # where all have grown
-            held = [layer.held()[1] for layer in cache.layers[: len(self._layers)]]
-            places += zip(*held, strict=True)
         listed = (_Part * len(parts))(*parts)
         buffers = np.array([*zip(*places, strict=True)], np.int64)  # [layers, parts, 3], as in C
         pointers = ctypes.addressof(listed), at.data_ptr(), x.data_ptr()
@@ -386,18 +384,22 @@ class NativeLlama:
 
         return run
 
-    def _reserved(self, cache: BufferCache, batch: int, n: int) -> int:
-        """Count n rows as cached. Return how many were before."""
+    def _reserved(self, cache: BufferCache, batch: int, n: int) -> tuple[int, list[Any]]:
+        """Count n rows as cached. Return how many were before, and by layer where those of each
+        sequence lie."""
         kv_heads, dim, dtype = self._cache_shape
-        start = 0
-        for layer in map(cache.layer, range(len(self._layers))):
+        cache.layer(len(self._layers) - 1)
+        start, places = 0, list[Any]()
+        for layer in cache.layers[: len(self._layers)]:
             if not layer.is_initialized:
                 like = torch.empty((), dtype=dtype).expand(batch, kv_heads, n, dim)
                 layer.lazy_initialization(like, like)
             start = layer.reserve(n)
-            if layer.held()[0] != (dtype, batch, kv_heads):
+            kind, held = layer.held()
+            if kind != (dtype, batch, kv_heads):
                 raise RuntimeError("the cache holds keys of another dtype or number of sequences")
-        return start
+            places.append(held)
+        return start, places
 
     def normed(self, x: Tensor) -> Tensor:
         """What the output layer reads, of what the last layer gives, [..., H] float32."""

@@ -31,6 +31,7 @@ from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_model import beside
 from decoding.models.kv_cache import written
 from decoding.models.native import Linear
+from decoding.together import at_once
 from runtime.errors import UserError
 
 MAPS = ("from_states", "from_own")
@@ -210,12 +211,17 @@ class EagleDraft(CachedLM):
         )
         rows = torch.arange(self.length, device=itself.device)
         before = torch.where(visible[:, : self.length], rows, -1).amax(1)
-        self._added = self.maps.of_own(self.states[before, 0])[None]
+        self._added = self._of_own(before)
         return super().forward_masked(tokens, positions, visible, hidden=hidden, logits=logits)
 
     def of_target(self, states: Tensor) -> Tensor:
         """See `CachedLM.of_target`."""
-        return self.maps.of_target(states)
+        return at_once(states, ("of target", id(self.maps)), self.maps.of_target)
+
+    def _of_own(self, rows: Any) -> Tensor:
+        """Return [1, n, H] from its own states at n cached rows."""
+        states = self.states[rows, 0]
+        return at_once(states, ("of own", id(self.maps)), self.maps.of_own)[None]
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Drop every row from `start` on: those of accepted tokens are run again, with the target's
@@ -229,14 +235,14 @@ class EagleDraft(CachedLM):
         chain = len(before) > 1 and before == list(range(first, first + len(before)))
         if chain and before[-1] < verified:  # tokens the target has seen, one after another
             states = self._target.recorded(slice(max(first, 0), first + len(before)))
-            added = self.maps.of_target(states)
+            added = self.of_target(states)
             return F.pad(added, (0, 0, len(before) - len(added), 0))[None]
         if first < 0:
             width = self.model.config.get_text_config().hidden_size
             return torch.zeros(1, len(before), width, dtype=self.model.dtype, device=self.device)
         if all(row < verified for row in before):
-            return self.maps.of_target(self._target.recorded(before))[None]
+            return self.of_target(self._target.recorded(before))[None]
         assert all(verified <= row < self.length for row in before), (
             "drafted rows come after those before them"
         )
-        return self.maps.of_own(self.states[before, 0])[None]
+        return self._of_own(before)
