@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from decoding.picking import point_mass
+
 HOST = torch.device("cpu")
 Shape = Literal["chain", "branch_point", "paths", "tree"]
 """What a structure builds. chain: one path. branch_point: a chain whose last node has open leaves.
@@ -83,6 +85,8 @@ class PointMass:
         return self.like.device
 
     def to(self, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return point_mass(self.token, len(self.like), self.like.dtype)
         mass = torch.zeros(len(self.like), dtype=self.like.dtype, device=device)
         mass[self.token] = 1
         return mass

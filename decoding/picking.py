@@ -60,6 +60,33 @@ def _block(parts: Tensor, index: Tensor) -> Tensor:
     return parts.take_along_dim(index[..., None], -2).squeeze(-2)
 
 
+_masses = dict[tuple[int, torch.dtype], Tensor]()  # [2 V - 1]: zeros around a one
+
+
+def point_mass(token: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Return the distribution [size] of one token on the CPU: a view of numbers that all of them
+    share, to be read only."""
+    masses = _masses.get((size, dtype))
+    if masses is None:
+        with torch.inference_mode(False):
+            masses = torch.zeros(2 * size - 1, dtype=dtype)
+            masses[size - 1] = 1
+        _masses[size, dtype] = masses
+    return masses.narrow(0, size - 1 - token, size)
+
+
+def certain_token(probs: Tensor) -> int | None:
+    """Return the token that a `point_mass` is the distribution of; None for any other tensor."""
+    if probs.device.type != "cpu" or probs.dim() != 1 or probs.stride() != (1,):
+        return None
+    masses = _masses.get((probs.size(0), probs.dtype))
+    if masses is None:
+        return None
+    if probs.untyped_storage().data_ptr() != masses.untyped_storage().data_ptr():
+        return None
+    return probs.size(0) - 1 - int(probs.storage_offset())
+
+
 class Draw(NamedTuple):
     """A drawn token. q: its probability in the distribution it was drawn from; noted: numbers that
     a device sent with it (`pool_of`)."""
@@ -137,6 +164,29 @@ class HostPool:
         return self._masses[block]
 
 
+class CertainPool:
+    """A `HostPool` of a `point_mass`."""
+
+    def __init__(self, token: int, probs: Tensor) -> None:
+        self._only, self._probs, self.empty = Draw(token, 1.0), probs, False
+
+    def pick(self, uniform: float) -> Draw:
+        assert not self.empty, "a distribution has at least one token"
+        return self._only
+
+    def take(self, token: int) -> None:
+        self.empty = self.empty or token == self._only.token
+
+    def sends_peak(self) -> Self:
+        return self
+
+    def peak(self) -> Draw:
+        return self._only
+
+    def distribution(self) -> Tensor:
+        return torch.zeros_like(self._probs) if self.empty else self._probs.clone()
+
+
 def _search(masses: Sequence[float], point: float) -> tuple[int, float]:
     """Return which of `masses`, laid end to end, the `point` >= 0 falls into (never one of 0), and
     how far into it. A point that rounding has put behind the last one is that one's end."""
@@ -205,7 +255,7 @@ class DevicePool:
         return self._left.clone()
 
 
-Pool = HostPool | DevicePool
+Pool = HostPool | CertainPool | DevicePool
 
 
 def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = None) -> Pool:
@@ -213,4 +263,7 @@ def pool_of(probs: Tensor | Pool, noting: Callable[[Tensor], Tensor] | None = No
     [1], which a device sends along with it to save the host a wait."""
     if not isinstance(probs, Tensor):
         return probs
-    return HostPool(probs) if probs.device.type == "cpu" else DevicePool(probs, noting)
+    if probs.device.type != "cpu":
+        return DevicePool(probs, noting)
+    token = certain_token(probs)
+    return HostPool(probs) if token is None else CertainPool(token, probs)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from decoding.picking import Draw, Pool, largest, pool_of, refuse_unless_finite
+from decoding.picking import Draw, Pool, largest, point_mass, pool_of, refuse_unless_finite
 from decoding.together import brought
 from runtime.errors import UserError
 from runtime.settings.kinds import Size, Temperature, TopP
@@ -99,11 +99,10 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def _one_hot(logits: Tensor) -> Tensor:
     """Put all mass of each row of `logits` [..., V] on its largest, the lowest id on ties."""
     if logits.dim() == 1 and logits.device.type == "cpu":  # the row of a round: few calls
-        values, hot = logits.detach().numpy(), torch.zeros_like(logits)
-        token = values.argmax()
+        values = logits.detach().numpy()
+        token = int(values.argmax())
         refuse_unless_finite(values[token])
-        hot.numpy()[token] = 1
-        return hot
+        return point_mass(token, len(values), logits.dtype)
     peak = largest(logits)[..., None]
     highest = logits.gather(-1, peak)
     _refuse_unless_finite(highest)

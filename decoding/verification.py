@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.draft import Draft, Shape, Verdict
-from decoding.picking import refuse_unless_finite
+from decoding.picking import certain_token, refuse_unless_finite
 from decoding.processors import Processed
 from decoding.sampling import Sampler, SiblingSampler, Warp, iid
 from decoding.together import brought
@@ -194,7 +194,10 @@ def verdict_at(draft: Draft, row: int, residual: Tensor | None, sampler: Sampler
 
 def residual_distribution(p: Tensor, q: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     """Return norm([scale * p - q]+), [V], or of many rows [m, V], with a scale [m] each. Where no
-    mass is left, the row is never reached, and p is returned."""
+    mass is left, the row is never reached, and p is returned; so what is left of a point mass is
+    itself."""
+    if certain_token(p) is not None:
+        return p
     if isinstance(scale, Tensor):
         short = torch.addcmul(q, p, scale.to(p)[:, None], value=-1).clamp_(max=0)
     else:  # fused: p * scale alone may be subnormal, which is slow

@@ -5,8 +5,19 @@ from itertools import islice
 import pytest
 import torch
 
-from decoding.picking import Draw, HostPool, draw, largest, pick
+from decoding.picking import (
+    CertainPool,
+    Draw,
+    HostPool,
+    certain_token,
+    draw,
+    largest,
+    pick,
+    point_mass,
+    pool_of,
+)
 from decoding.sampling import Sampler, Warp, hub_pair, iid, top_tokens, without_replacement
+from decoding.verification import residual_distribution
 from tests.helpers.damage.refusals import refuses
 
 LOGITS = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 5.0]])
@@ -74,6 +85,24 @@ def test_a_pool_picks_what_the_cumulative_sum_says(vocab, dtype):
         pool.take(picked[3])
         left[picked[3]] = 0
     assert pool.empty and torch.equal(probs, before)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_certain_token_is_drawn_from_a_view_as_from_a_copy(vocab, dtype):
+    for token in {0, vocab // 2, vocab - 1}:
+        probs = point_mass(token, vocab, dtype)
+        copied = HostPool(one_hot := probs.clone())
+        assert one_hot.argmax() == token and one_hot.sum() == 1
+        assert certain_token(probs) == token and certain_token(one_hot) is None
+        assert certain_token(probs[1:]) is None and certain_token(probs[:-1]) is None
+        pool = pool_of(probs)
+        assert isinstance(pool, CertainPool) and not pool.empty
+        assert pool.pick(0.5) == copied.pick(0.5) and pool.peak() == copied.peak()
+        assert torch.equal(pool.distribution(), one_hot)
+        assert residual_distribution(probs, torch.full_like(probs, 1 / vocab)) is probs
+        pool.take(token)
+        assert pool.empty and not pool.distribution().any() and torch.equal(probs, one_hot)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
