@@ -63,23 +63,37 @@ def _run_at_once(calls: Sequence[tuple[Tensor, Hashable, Callable[[Tensor], Any]
     return results
 
 
+class _Joined:
+    """One of the networks, whose calls by running tasks meet. exact: as the network has it."""
+
+    def __init__(self, together: "Together", which: int) -> None:
+        self._together, self._which = together, which
+
+    def __call__(self, *call: Any) -> Any:
+        return self._together.ask(self._which, call)
+
+    @property
+    def exact(self) -> bool:
+        return getattr(self._together.networks[self._which], "exact", False)
+
+
 class Together:
     """Runs tasks side by side. networks: functions that their calls meet in, first served first;
     one with a method `together` gets the arguments of all calls at once."""
 
     def __init__(self, *networks: Any) -> None:
-        self._networks = networks
+        self.networks = networks
         self._asking = dict[greenlet, tuple[int, int, Sequence[Any]]]()  # task, network, call
 
     def joined(self, which: int) -> Any:
         """Return one of the networks, whose calls by running tasks meet."""
-        return lambda *call: self._ask(which, call)
+        return _Joined(self, which)
 
-    def _ask(self, which: int, call: Sequence[Any]) -> Any:
+    def ask(self, which: int, call: Sequence[Any]) -> Any:
         """Return what a network makes of a call."""
         here = getcurrent()
         if here not in self._asking:
-            return self._networks[which](*call)
+            return self.networks[which](*call)
         return here.parent.switch((which, call))
 
     def run(self, tasks: Iterable[Callable[[], T] | None], most: int) -> Iterator[tuple[int, T]]:
@@ -138,7 +152,7 @@ class Together:
         if first < 0:
             results = _run_at_once(calls)
         else:
-            network = self._networks[first]
+            network = self.networks[first]
             at_once: Any = getattr(network, "together", None)
             results = at_once(calls) if at_once else [network(*call) for call in calls]
         for (each, number, _), result in zip(turn, results, strict=True):

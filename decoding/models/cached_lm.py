@@ -147,7 +147,7 @@ class CachedLM:
     @property
     def exact(self) -> bool:
         """Whether a row is equal to the bit however it comes: the forward in C++."""
-        return isinstance(self.network, LlamaForward) and self.network.exact
+        return getattr(self.network, "exact", False)
 
     def in_halves(self) -> LlamaForward | None:
         """Return the model's forward if it can pause half-way (that of plain weights on the CPU),
@@ -185,7 +185,7 @@ class CachedLM:
             self.check_context(self.length + n)
             positions = self._positions[self.length : self.length + n]
             plain = n == 1 or self.length == 0  # attention is complete, or causal without a mask
-            return self._run(tokens, positions, None if plain else causal(n, self.device), wanted)
+            return self._run(tokens, positions, None, wanted, chain=not plain)
         before = self._tree if extend else RowTree()
         assert before is not None, "extend needs a tree from the previous call"
         start = self._block_start if extend else self.length
@@ -357,14 +357,19 @@ class CachedLM:
         visible: Tensor | None,
         wanted: Wanted,
         narrow: bool = False,
+        chain: bool = False,
     ) -> LMOutput:
         """Run n rows. visible: [n, m] bool, which of the last m rows each of them sees, itself
-        included; all see the rows before these."""
+        included; all see the rows before these. chain: see `Rows`."""
         with self._clock, torch.no_grad():
             mask = None
+            if chain and not self.exact:
+                visible = causal(len(tokens), self.device)
             if visible is not None:
                 mask = additive_mask(visible, self.length, self.model.dtype, self.device)
-            rows = Rows(ids_on(tokens, self.device)[None], positions[None], mask, self._added)
+            rows = Rows(
+                ids_on(tokens, self.device)[None], positions[None], mask, self._added, chain
+            )
             logits, states, kept = self.compute(rows, self._cache, wanted.hidden, wanted.logits)
             if kept is not None:
                 self.states = written(self.states, self.length, kept[0])

@@ -101,11 +101,10 @@ class LlamaForward(Watch):
         calls = [Call(*each) for each in asked]
         if self.due(any(call.rows.begin for call in calls)):
             self.plain()
-        if not self._plain:
-            return [self._slow(*call) for call in calls]
-        if self._native is not None:
+        if self._plain and self._native is not None:
             return self._run(self._native, calls)
-        return [self._alone(*call) for call in calls]
+        run = self._alone if self._plain else self._slow
+        return [run(*call.masked(self._model.dtype)) for call in calls]
 
     def _embedded(self, rows: Rows) -> Tensor:
         x = F.embedding(rows.tokens, self._embedding.weight)

@@ -2,7 +2,7 @@
 implementation by transformers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, NamedTuple, Protocol
 
@@ -42,12 +42,15 @@ class Rows:
         cache, these included; None: one row sees everything, several start an empty cache and are
         causal
     added: [B, n, H], added to the embeddings of the tokens; None: nothing
+    chain: they continue the cache one after another; then the mask may be None for a forward that
+        needs none to know it
     """
 
     tokens: Tensor
     positions: Tensor
     mask: Tensor | None = None
     added: Tensor | None = None
+    chain: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens.numel():
@@ -71,6 +74,15 @@ class Call(NamedTuple):
     cache: BufferCache
     hidden: Sequence[int] = ()
     logits: RowsWanted = "all"
+
+    def masked(self, dtype: torch.dtype) -> "Call":
+        """Return the call with the mask that a chain came without."""
+        tokens = self.rows.tokens
+        if not self.rows.chain or self.rows.mask is not None:
+            return self
+        seen = causal(tokens.shape[1], tokens.device)
+        mask = additive_mask(seen, self.cache.get_seq_length(), dtype, tokens.device)
+        return self._replace(rows=replace(self.rows, mask=mask))
 
 
 class Forward(Protocol):

@@ -353,7 +353,8 @@ class NativeLlama:
             batch, n = rows.tokens.shape
             start, held = self._reserved(cache, batch, n)
             places += zip(*held, strict=True)
-            seen = None if rows.mask is None else (rows.mask[:, 0] == 0).contiguous()
+            mask = None if rows.chain else rows.mask
+            seen = None if mask is None else (mask[:, 0] == 0).contiguous()
             whole = rows.positions.shape[1] == n and (
                 seen is None or (seen.shape[1:] == (n, start + n) and len(seen) in (1, batch))
             )

@@ -228,6 +228,7 @@ class RecurrentLM(CachedLM):
         visible: Tensor | None,
         wanted: Wanted,
         narrow: bool = False,
+        chain: bool = True,
     ) -> LMOutput:
         """Run n rows of a chain; `visible` is ignored."""
         with self._clock, torch.no_grad():
