@@ -12,8 +12,10 @@ from decoding.draft_tree import DraftStep
 from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 
-KEPT = 0.98  # weight of a step against that of the next, in what is learned of their time
-STALL = 4  # times the costs: what a step takes at most beyond them, in these
+NEW = 0.1  # least weight of a step in the means of what steps take beyond the costs
+FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last; most without
+MARGIN = 1.05  # by which a step with drafts has to be worth more: it leaves prompts out, and ends
+STALL = 2  # times the costs: what a step takes at most beyond them, in these
 TINY = 1e-9
 
 
@@ -33,8 +35,10 @@ class Budget:
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
         self._step: tuple[float, list[Shared]] | None = None  # when it began, and whose it is
         self._drawn, self._forwards, self._ended = 0, 0, 0  # in this step
-        self._over: Any = np.zeros(2)  # seconds besides the costs: of each request, of each token
-        self._squares, self._products = np.eye(2), np.zeros(2)  # of the regression that says so
+        self._over = [0.0, 0.0]  # seconds besides the costs: of each request, of each token
+        self._learned = [0, 0]  # from so many steps
+        self._in_a_row, self._most_in_a_row = 0, FIRST  # steps with drafts
+        self._without = 0  # steps in a row that were learned from and had none
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
     def refuse_more(self, requests: int, structure: Any) -> None:
@@ -49,7 +53,8 @@ class Budget:
         """Return whether each of these requests draws one more. asks: a request's rule, the tokens
         that it has drawn in this round, their product of q, and whether its draft has read the
         text before them."""
-        if not any(self._drafts.values()):
+        begins = not any(self._drafts.values())
+        if begins:
             self._begin_step()
         requests, drafts = len(self._drafts), list(self._drafts.values())
         drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
@@ -61,10 +66,15 @@ class Budget:
             """Return expected tokens per second, with `more` drawn."""
             seconds = self._cost.target(requests, requests + drawn + more)
             seconds += (forwards + (more > 0)) * self._cost.draft(requests)
-            seconds += float(self._over @ (requests, drawn + more))
+            seconds += self._over[0] * requests + self._over[1] * (drawn + more)
             return float(tokens + gains[order[:more]].sum()) / max(seconds, TINY)
 
-        best = int(np.argmax([rate(more) for more in range(len(asks) + 1)]))
+        rates = [rate(more) for more in range(len(asks) + 1)]
+        if begins and self._learns:
+            rates[0] *= MARGIN
+        best = int(np.argmax(rates))
+        if begins and self._learns:
+            best = self._or_none(best)
         chosen = {int(place) for place in order[:best]}
         for place in chosen:
             rule, _, survival, has_read = asks[place]
@@ -76,9 +86,8 @@ class Budget:
 
     def _begin_step(self) -> None:
         """Learn from the step before, unless requests came or went, or one had a round without a
-        question: what steps take beyond the costs is a share for each request and one for each
-        token, by least squares, of which the past weighs less and less; so after a time without
-        drafts it tries again."""
+        question: what a step without drafts takes beyond the costs is the share of its requests,
+        what others take besides is that of their tokens."""
         now, here, then, requests = perf_counter(), list(self._drafts), self._step, self._ended
         drawn, forwards = self._drawn, self._forwards
         self._step, self._drawn, self._forwards, self._ended = (now, here), 0, 0, 0
@@ -86,11 +95,26 @@ class Budget:
             return
         costs = self._cost.target(requests, requests + drawn)
         costs += forwards * self._cost.draft(requests)
-        over = min(now - then[0] - costs, STALL * costs) / requests
-        of_this = np.array([1.0, drawn / requests])
-        self._squares = KEPT * self._squares + np.outer(of_this, of_this)
-        self._products = KEPT * self._products + of_this * over
-        self._over = np.linalg.solve(self._squares + np.eye(2), self._products)
+        if drawn and not self._learned[0]:
+            return
+        over, which = min(now - then[0] - costs, STALL * costs), int(drawn > 0)
+        each = (over - self._over[0] * requests) / drawn if drawn else over / requests
+        self._learned[which] += 1
+        self._over[which] += (each - self._over[which]) * max(NEW, 1 / self._learned[which])
+        self._without = 0 if drawn else self._without + 1
+        if self._without == RARELY:  # tried again: what is accepted may have changed
+            self._without, self._over[1], self._learned[1] = 0, 0.0, 0
+
+    def _or_none(self, best: int) -> int:
+        """Return how many tokens a step draws at first: none now and then, for beside such steps it
+        is known what drafts add. Which steps those are depends on no token."""
+        self._in_a_row = self._in_a_row + 1 if best else 0
+        if self._in_a_row <= self._most_in_a_row:
+            return best
+        self._in_a_row = 0
+        if self._learned[0]:
+            self._most_in_a_row = min(2 * self._most_in_a_row, RARELY)
+        return 0
 
     def begin(self, rule: "Shared", first: bool) -> None:
         """first: of its request; what was before may be long ago."""
