@@ -1,6 +1,8 @@
 """Share the rows of a target call among the requests that are decoded at once."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from runtime.settings.kinds import Path
 
 NEW = 0.1  # least weight of a step in the means of what steps take beyond the costs
 FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last; most without
+SURE, LAST = 3, 5  # steps without drafts after which they become rarer; whose median counts
 MARGIN = 1.05  # by which a step with drafts has to be worth more: it leaves prompts out, and ends
 STALL = 2  # times the costs: what a step takes at most beyond them, in these
 TINY = 1e-9
@@ -36,7 +39,8 @@ class Budget:
         self._step: tuple[float, list[Shared]] | None = None  # when it began, and whose it is
         self._drawn, self._forwards, self._ended = 0, 0, 0  # in this step
         self._over = [0.0, 0.0]  # seconds besides the costs: of each request, of each token
-        self._learned = [0, 0]  # from so many steps
+        self._last = deque[float](maxlen=LAST)  # of requests, in the last steps without drafts
+        self._steps = 0  # with drafts, that were learned from
         self._in_a_row, self._most_in_a_row = 0, FIRST  # steps with drafts
         self._without = 0  # steps in a row that were learned from and had none
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
@@ -95,24 +99,29 @@ class Budget:
             return
         costs = self._cost.target(requests, requests + drawn)
         costs += forwards * self._cost.draft(requests)
-        if drawn and not self._learned[0]:
+        if drawn and not self._last:
             return
-        over, which = min(now - then[0] - costs, STALL * costs), int(drawn > 0)
-        each = (over - self._over[0] * requests) / drawn if drawn else over / requests
-        self._learned[which] += 1
-        self._over[which] += (each - self._over[which]) * max(NEW, 1 / self._learned[which])
+        over = min(now - then[0] - costs, STALL * costs)
+        if drawn:
+            self._steps += 1
+            each = (over - self._over[0] * requests) / drawn
+            new = (each - self._over[1]) * max(NEW, 1 / self._steps)
+            self._over[1] = max(0.0, self._over[1] + new)
+        else:
+            self._last.append(over / requests)
+            self._over[0] = median(self._last)
         self._without = 0 if drawn else self._without + 1
         if self._without == RARELY:  # tried again: what is accepted may have changed
-            self._without, self._over[1], self._learned[1] = 0, 0.0, 0
+            self._without, self._over[1], self._steps = 0, 0.0, 0
 
     def _or_none(self, best: int) -> int:
         """Return how many tokens a step draws at first: none now and then, for beside such steps it
-        is known what drafts add. Which steps those are depends on no token."""
+        is known what drafts add. Which steps those are depends on no token of theirs."""
         self._in_a_row = self._in_a_row + 1 if best else 0
         if self._in_a_row <= self._most_in_a_row:
             return best
         self._in_a_row = 0
-        if self._learned[0]:
+        if len(self._last) >= SURE:
             self._most_in_a_row = min(2 * self._most_in_a_row, RARELY)
         return 0
 

@@ -14,7 +14,7 @@ embedding instead of joined with it, so that training can start from an ordinary
 zeros)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -216,12 +216,16 @@ class EagleDraft(CachedLM):
 
     def of_target(self, states: Tensor) -> Tensor:
         """See `CachedLM.of_target`."""
-        return at_once(states, ("of target", id(self.maps)), self.maps.of_target)
+        return self._joined(states, self.maps.of_target)
 
     def _of_own(self, rows: Any) -> Tensor:
         """Return [1, n, H] from its own states at n cached rows."""
-        states = self.states[rows, 0]
-        return at_once(states, ("of own", id(self.maps)), self.maps.of_own)[None]
+        return self._joined(self.states[rows, 0], self.maps.of_own)[None]
+
+    def _joined(self, states: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what `run` makes of states, together with those of other requests where that
+        changes no bit."""
+        return at_once(states, (run.__name__, id(self.maps)), run) if self.exact else run(states)
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Drop every row from `start` on: those of accepted tokens are run again, with the target's
