@@ -106,12 +106,8 @@ class LlamaForward(Watch):
         run = self._alone if self._plain else self._slow
         return [run(*call.masked(self._model.dtype)) for call in calls]
 
-    def _embedded(self, rows: Rows) -> Tensor:
-        x = F.embedding(rows.tokens, self._embedding.weight)
-        return x if rows.added is None else x + rows.added
-
-    def _embedded_all(self, calls: Sequence[Rows]) -> Tensor:
-        """Return what the first layer reads of the rows of all calls, [rows, H] float32."""
+    def _embedded(self, calls: Sequence[Rows]) -> Tensor:
+        """Return what the first layer reads of the rows of all calls, [rows, H]."""
         tokens = torch.cat([rows.tokens.flatten() for rows in calls])
         x = F.embedding(tokens, self._embedding.weight)
         if any(rows.added is not None for rows in calls):
@@ -121,12 +117,12 @@ class LlamaForward(Watch):
                 for part, rows in parts
             )
             x = torch.cat(list(added))
-        return x.float()
+        return x
 
     def _alone(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
     ) -> Result:
-        x = self._embedded(rows)
+        x = self._embedded([rows]).view(*rows.tokens.shape, -1)
         cos, sin = self._rotation[:, rows.positions].unsqueeze(2)
         mask = None if rows.mask is None else folded(rows.mask, self._layers[0].groups)
         last = len(self._layers)
@@ -150,7 +146,7 @@ class LlamaForward(Watch):
         Logits are float32; hidden states have the model's dtype."""
         last, dtype = len(self._model.model.layers), self._model.dtype
         shapes = [call.rows.tokens.shape for call in calls]
-        x = self._embedded_all([call.rows for call in calls])
+        x = self._embedded([call.rows for call in calls]).float()
         wanted = [[layer % (last + 1) for layer in call.hidden] for call in calls]
         layers = {layer for each in wanted for layer in each}
         found: dict[int, list[Tensor]] = {}

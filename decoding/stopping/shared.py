@@ -97,20 +97,20 @@ class Budget:
         self._step, self._drawn, self._forwards, self._ended = (now, here), 0, 0, 0
         if not self._learns or then is None or then[1] != here or requests != len(here):
             return
+        if drawn and not self._last:  # nothing to compare it with
+            return
         costs = self._cost.target(requests, requests + drawn)
         costs += forwards * self._cost.draft(requests)
-        if drawn and not self._last:
-            return
         over = min(now - then[0] - costs, STALL * costs)
         if drawn:
-            self._steps += 1
+            self._steps, self._without = self._steps + 1, 0
             each = (over - self._over[0] * requests) / drawn
             new = (each - self._over[1]) * max(NEW, 1 / self._steps)
             self._over[1] = max(0.0, self._over[1] + new)
         else:
             self._last.append(over / requests)
             self._over[0] = median(self._last)
-        self._without = 0 if drawn else self._without + 1
+            self._without += 1
         if self._without == RARELY:  # tried again: what is accepted may have changed
             self._without, self._over[1], self._steps = 0, 0.0, 0
 
