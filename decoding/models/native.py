@@ -197,15 +197,16 @@ class Pages:
     """Memory for the packed weights of one model, in pages of 2 MB where the system has them: a
     step reads all of it, and where a page lies is looked up for each."""
 
-    def __init__(self) -> None:
-        self._left = torch.empty(0, dtype=torch.int32)
+    def __init__(self, least: int = PAGES_BYTES) -> None:
+        """least: bytes that are set aside at once; none is used before it is written to."""
+        self._least, self._left = least, torch.empty(0, dtype=torch.int32)
 
     def room(self, shape: Sequence[int]) -> Tensor:
         """Return int32 numbers of this shape, whatever they are."""
         size = math.prod(shape)
         if size > len(self._left):
             kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            held = mmap.mmap(-1, max(4 * size, PAGES_BYTES), kind)  # used when it is written to
+            held = mmap.mmap(-1, max(4 * size, self._least), kind)
             with suppress(OSError):  # a system without such pages
                 held.madvise(mmap.MADV_HUGEPAGE)
             self._left = torch.frombuffer(held, dtype=torch.int32)
@@ -236,7 +237,7 @@ class Linear:
         if made is None:
             return F.linear(x, weight)
         if self._packed is None or self._packed[0] != version_of(weight):
-            self._packed = version_of(weight), Product(made, [weight], [None], Pages())
+            self._packed = version_of(weight), Product(made, [weight], [None], Pages(0))
         return self._packed[1](x).to(weight.dtype)
 
     def __reduce__(self) -> Any:
