@@ -84,9 +84,15 @@ class DraftStep:
         return self._tree.forwards
 
     @property
-    def has_read(self) -> bool:
-        """Return whether the draft model has read the committed text, up to some tokens."""
-        return len(self._tree.context.committed) - self._tree.lm.length <= SOME
+    def unread(self) -> int:
+        """Return how many committed tokens the draft model has yet to read; 0 where some."""
+        unread = len(self._tree.context.committed) - self._tree.lm.length
+        return unread if unread > SOME else 0
+
+    @property
+    def left(self) -> int:
+        """Return how many tokens may still be committed."""
+        return self._tree.context.max_new
 
     def q(self) -> Tensor:
         """Return the distribution of the next draw, [V]: the warped q."""

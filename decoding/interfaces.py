@@ -134,6 +134,11 @@ class StopRule(Protocol):
     def begin_round(self, context: RoundContext) -> None:
         self.predicted = []
 
+    def rests(self) -> bool:
+        """Return whether nothing is drawn in the round that would begin now, whatever the text; it
+        is asked no more in it. Called once before each round of a chain."""
+        return False
+
     @abstractmethod
     def should_stop(self, step: DraftStep) -> bool:
         """Return whether to stop; asked before each draw, the first included."""

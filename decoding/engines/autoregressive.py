@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from decoding.engines.request import Engine, RequestState, prefill
-from decoding.interfaces import Pair
+from decoding.interfaces import LM, Pair
 from decoding.sampling import Sampler, Warp
 from decoding.trace import RoundTrace
 
@@ -24,14 +25,16 @@ class AutoregressiveEngine(Engine):
         self, request: RequestState, sampler: Sampler
     ) -> Iterator[Callable[[], RoundTrace]]:
         prefill(self.pair.target, request.committed)
-        watch, warp = request.watch, self.warp.within(request.prompt, self.eos_ids)
+        warp = self.warp.within(request.prompt, self.eos_ids)
+        yield partial(plain_round, request, self.pair.target, warp, sampler)
 
-        def decode_round() -> RoundTrace:
-            with watch.stage("target"):
-                logits = self.pair.target.forward(request.committed[-1:]).logits[-1]
-            with watch.stage("sample"):
-                after = warp.after(lambda: request.committed)
-                token = sampler.draw(after.probs(logits)).token
-            return RoundTrace([], [], [], 0, 0, request.commit([token]), [], 0, watch.lap())
 
-        yield decode_round
+def plain_round(request: RequestState, target: LM, warp: Warp, sampler: Sampler) -> RoundTrace:
+    """Commit the next token of the target alone. warp: within the request."""
+    watch = request.watch
+    with watch.stage("target"):
+        logits = target.forward(request.committed[-1:]).logits[-1]
+    with watch.stage("sample"):
+        after = warp.after(lambda: request.committed)
+        token = sampler.draw(after.probs(logits)).token
+    return RoundTrace([], [], [], 0, 0, request.commit([token]), [], 0, watch.lap())

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from decoding.draft import Draft, RoundContext, Verdict
 from decoding.draft_tree import DraftTree
+from decoding.engines.autoregressive import plain_round
 from decoding.engines.fit import check_fit
 from decoding.engines.request import Engine, RequestState, prefill
 from decoding.interfaces import DraftStructure, LMOutput, Pair, StopRule, Verifier
 from decoding.sampling import Sampler, Warp
+from decoding.structures.chain import Chain
 from decoding.trace import RoundTrace, Stopwatch
 from decoding.verification import VerdictDistribution, WarpedRows
 
@@ -71,9 +73,13 @@ class SerialEngine(Engine):
         if self.runs_draft and not self.stop.abstains:  # else it reads the prompt when it is run
             prefill(self.pair.draft, request.committed)
         watch, rounds = request.watch, count()
+        warp = self.warp.within(request.prompt, self.eos_ids)
+        plain = isinstance(self.structure, Chain) and not self.target_layers
 
         def decode_round() -> RoundTrace:
             nonlocal hidden
+            if plain and self.stop.rests():
+                return plain_round(request, self.pair.target, warp, sampler)
             context = request.context(self.pair, next(rounds), hidden)
             hidden, trace = self._round(request, context, watch, sampler)
             return trace

@@ -69,9 +69,9 @@ class BatchedLM:
         if recorded is not None:
             self._grown(recorded)[:, self._width] = recorded[:, 0]
         logits = lm.spread(logits[:, -1], at_most_float32(logits.dtype))
-        if not states:
+        if states is None:
             return LMOutput(logits, None)
-        return LMOutput(logits, torch.stack([layer[:, 0] for layer in states]).to(lm.output_device))
+        return LMOutput(logits, states[:, 0].transpose(0, 1).to(lm.output_device))
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sequences only. rows: int64, indices into the batch."""
@@ -177,8 +177,7 @@ class OneByOneLM:
         rows = Rows(tokens.to(self._lm.device)[None], positions[None])
         logits, states, _ = self._lm.compute(rows, self._caches[row], hidden, "last")
         self._texts[row] = text
-        last = [state[:, -1] for state in states]
-        return logits[:, -1], torch.stack(last) if last else logits[:0]
+        return logits[:, -1], logits[:0] if states is None else states[:, -1].transpose(0, 1)
 
 
 Batch = BatchedLM | OneByOneLM

@@ -253,19 +253,19 @@ class CachedLM:
 
     def compute(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int], logits: RowsWanted
-    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return what the `Forward` does with any cache, and the recorded hidden states, if any, as
-        [B, n, len(layers) + 1, H]; all on ``device``. A draft with a smaller vocabulary than its
+        [B, n, len(layers) + 1, H]; those on ``device``. A draft with a smaller vocabulary than its
         target reads its last token in place of tokens it does not have."""
         self.refuse_missing(hidden)
         if self._embedded < self.vocab_size:
             rows = replace(rows, tokens=rows.tokens.clamp(max=self._embedded - 1))
         recorded = self._kept or ()
         scores, states = self.network(rows, cache, [*hidden, *recorded], logits)
-        states = [state.to(self.device) for state in states]
-        if not recorded:
+        if states is None or not recorded:
             return scores, states, None
-        return scores, states[: len(hidden)], torch.stack(states[len(hidden) :], 2)
+        count = len(hidden)
+        return scores, states[:, :, :count] if count else None, states[:, :, count:]
 
     def of_target(self, states: Tensor) -> Tensor | None:
         """Return what to add to the embeddings of tokens, [b, n, H], from the target's recorded
@@ -374,11 +374,11 @@ class CachedLM:
             if kept is not None:
                 self.states = written(self.states, self.length, kept[0])
             dtype = at_most_float32(logits.dtype) if narrow else torch.float32
-            hidden = [picked(state, wanted.hidden_rows) for state in states]
-            output = LMOutput(
-                self.spread(logits[0], dtype),
-                torch.cat(hidden).to(self.output_device) if hidden else None,
-            )
+            hidden = None
+            if states is not None:  # copied, so that other rows can go
+                hidden = picked(states, wanted.hidden_rows)[0].transpose(0, 1).clone()
+                hidden = hidden.to(self.output_device)
+            output = LMOutput(self.spread(logits[0], dtype), hidden)
         self._block_start, self._tree = self.length, None
         self.length += len(tokens)
         self.forwards += 1

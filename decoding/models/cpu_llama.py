@@ -23,7 +23,15 @@ from transformers.activations import ACT2FN
 
 from decoding.interfaces import RowsWanted
 from decoding.models.bare import Watch, state_of
-from decoding.models.forward import FAMILY, Call, Result, Rows, TransformersForward, picked
+from decoding.models.forward import (
+    FAMILY,
+    Call,
+    Result,
+    Rows,
+    TransformersForward,
+    of_layers,
+    picked,
+)
 from decoding.models.kv_cache import BufferCache, BufferLayer, attend, folded
 from decoding.models.native import NativeLlama, takes
 from decoding.models.packing import PackedLinear, refresh
@@ -91,7 +99,7 @@ class LlamaForward(Watch):
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Result:
         """See `Forward`."""
         return self.together([Call(rows, cache, hidden, logits)])[0]
 
@@ -138,25 +146,18 @@ class LlamaForward(Watch):
             x = found[last] = self._norm(x)
         x = picked(x, logits)
         x = x if last in wanted else self._norm(x)
-        return self._model.lm_head(x), [found[index] for index in wanted]
+        states = torch.stack([found[index] for index in wanted], 2) if wanted else None
+        return self._model.lm_head(x), states
 
     def _run(self, native: NativeLlama, calls: Sequence[Call]) -> list[Result]:
         """Run the rows of all calls in C++.
 
         Logits are float32; hidden states have the model's dtype."""
-        last, dtype = len(self._model.model.layers), self._model.dtype
-        shapes = [call.rows.tokens.shape for call in calls]
+        last, sizes = len(self._model.model.layers), [call.rows.tokens.numel() for call in calls]
         x = self._embedded([call.rows for call in calls]).float()
         wanted = [[layer % (last + 1) for layer in call.hidden] for call in calls]
-        layers = {layer for each in wanted for layer in each}
-        found: dict[int, list[Tensor]] = {}
-
-        def each(states: Tensor) -> list[Tensor]:
-            parts = states.split([shape.numel() for shape in shapes])
-            return [
-                part.view(*shape, part.shape[-1]) for part, shape in zip(parts, shapes, strict=True)
-            ]
-
+        layers = sorted({layer for each in wanted for layer in each})
+        states = torch.empty(len(x), len(layers), x.shape[1], dtype=self._model.dtype)
         run, done = native.over(x, [(call.rows, call.cache) for call in calls]), 0
         for stop in sorted({last, *layers, *({self._half} - {-1})}):
             if stop > done:
@@ -164,23 +165,30 @@ class LlamaForward(Watch):
                 done = stop
             if stop == self._half:
                 self._pause()
-            if stop in layers and stop < last:
-                found[stop] = each(x.to(dtype, copy=True))
-        if last in layers:
-            x = native.normed(x)
-            found[last] = each(x.to(dtype))
-        read = [picked(part, call.logits) for part, call in zip(each(x), calls, strict=True)]
-        x = torch.cat([part.flatten(0, 1) for part in read])
+            if stop == last and stop in layers:
+                x = native.normed(x)
+            if stop in layers:
+                states[:, layers.index(stop)] = x
+        given = [
+            part.view(*call.rows.tokens.shape, -1)
+            for part, call in zip(x.split(sizes), calls, strict=True)
+        ]
+        read = [picked(part, call.logits) for part, call in zip(given, calls, strict=True)]
+        if any(call.logits != "all" for call in calls):
+            x = torch.cat([part.flatten(0, 1) for part in read])
         scores = native.head(x if last in layers else native.normed(x))
         return [
-            (part.view(*rows.shape[:2], part.shape[-1]), [found[layer][index] for layer in layers])
-            for index, (part, rows, layers) in enumerate(
-                zip(
-                    scores.split([rows.shape[:2].numel() for rows in read]),
-                    read,
-                    wanted,
-                    strict=True,
-                )
+            (
+                part.view(*rows.shape[:2], part.shape[1]),
+                of_layers(some.view(*call.rows.tokens.shape, *some.shape[1:]), layers, own),
+            )
+            for part, rows, some, call, own in zip(
+                scores.split([rows.shape[:2].numel() for rows in read]),
+                read,
+                states.split(sizes),
+                calls,
+                wanted,
+                strict=True,
             )
         ]
 

@@ -62,8 +62,9 @@ class Rows:
         return int(self.positions[0, 0]) == 0
 
 
-Result = tuple[Tensor, list[Tensor]]
-"""Logits [B, m, V] of the rows asked for, and the hidden states [B, n, H] asked for."""
+Result = tuple[Tensor, Tensor | None]
+"""Logits [B, m, V] of the rows asked for, and the hidden states asked for, [B, n, len(hidden), H],
+None where there are none."""
 
 
 class Call(NamedTuple):
@@ -110,7 +111,7 @@ class TransformersForward:
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Result:
         """See `Forward`."""
         if self._packed and rows.begin:
             refresh(self._packed)
@@ -144,9 +145,10 @@ class TransformersForward:
         ]
         scores, states = self._run(joined, cache, layers, sum(wanted, []) or "none")
         each = scores.split([len(rows) for rows in wanted], 1)
+        places = [slice(start, start + n) for start, n in zip(starts, sizes, strict=True)]
         return [
-            (part, [states[layers.index(layer)][:, start : start + size] for layer in call.hidden])
-            for part, start, size, call in zip(each, starts, sizes, calls, strict=True)
+            (part, None if states is None else of_layers(states[:, rows], layers, call.hidden))
+            for part, rows, call in zip(each, places, calls, strict=True)
         ]
 
     def _run(self, rows: Rows, cache: Any, hidden: Sequence[int], logits: RowsWanted) -> Result:
@@ -178,8 +180,18 @@ class TransformersForward:
             output_hidden_states=list(hidden) if SELECTS else bool(hidden),
             logits_to_keep=keep,
         )
-        states = [result.hidden_states[layer] for layer in hidden]
-        return picked(result.logits, "none") if spared else result.logits, states
+        states = [result.hidden_states[layer].to(rows.tokens.device) for layer in hidden]
+        scores = picked(result.logits, "none") if spared else result.logits
+        return scores, torch.stack(states, 2) if states else None
+
+
+def of_layers(states: Tensor, layers: Sequence[int], wanted: Sequence[int]) -> Tensor | None:
+    """Return of hidden states [B, n, len(layers), H] those of the layers wanted, in their order;
+    None where none is."""
+    if not wanted:
+        return None
+    same = list(wanted) == list(layers)
+    return states if same else states[:, :, [layers.index(layer) for layer in wanted]]
 
 
 def picked(x: Tensor, rows: RowsWanted) -> Tensor:

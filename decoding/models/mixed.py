@@ -17,7 +17,7 @@ from torch import Tensor
 from decoding.interfaces import RowsWanted
 from decoding.models.cached_lm import CachedLM
 from decoding.models.draft_vocabulary import among_all
-from decoding.models.forward import Rows
+from decoding.models.forward import Result, Rows
 from decoding.models.kv_cache import BufferCache
 from decoding.models.recurrent import RecurrentLM
 from runtime.errors import UserError
@@ -79,7 +79,7 @@ class MixedForward:
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Result:
         """See `Forward`. Logits are of all tokens of the pair, in float32 or float64."""
         q0, states = self._draft(rows, cache, hidden, logits)
         second = cache.part(self._layers, self._target.cached_layers)

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttention
 
 from decoding.interfaces import LMOutput, RowsWanted, Wanted
 from decoding.models.cached_lm import CachedLM
-from decoding.models.forward import Forward, Rows, TransformersForward
+from decoding.models.forward import Forward, Result, Rows, TransformersForward
 from decoding.models.kv_cache import BufferCache, BufferLayer, written
 from runtime.errors import UserError
 
@@ -259,7 +259,7 @@ class OrdinaryTensors(TransformersForward):
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Result:
         """See `Forward`."""
         with torch.inference_mode(False), torch.no_grad():
             return super().__call__(rows, cache, hidden, logits)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Annotated, Any
@@ -15,9 +16,10 @@ from decoding.interfaces import StopRule
 from runtime.settings.kinds import Path
 
 NEW = 0.1  # least weight of a step in the means of what steps take beyond the costs
-FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last; most without
+FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last
+RESTS = 8, 256  # steps without drafts after which they are tried again, at first and at last
 SURE, LAST = 3, 5  # steps without drafts after which they become rarer; whose median counts
-MARGIN = 1.05  # by which a step with drafts has to be worth more: it leaves prompts out, and ends
+MARGIN = 1.05  # by which a step with drafts has to be worth more
 STALL = 2  # times the costs: what a step takes at most beyond them, in these
 TINY = 1e-9
 
@@ -34,107 +36,139 @@ class Budget:
 
     def __init__(self, cost: BatchCost, learns: bool) -> None:
         """learns: as in `Shared`."""
-        self._cost, self._learns = cost, learns
+        self._target, self._draft, self._learns = cache(cost.target), cache(cost.draft), learns
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
-        self._step: tuple[float, list[Shared]] | None = None  # when it began, and whose it is
-        self._drawn, self._forwards, self._ended = 0, 0, 0  # in this step
-        self._over = [0.0, 0.0]  # seconds besides the costs: of each request, of each token
+        self._step: tuple[float, set[Shared]] | None = None  # when it began, and whose it is
+        self._drawn, self._forwards, self._read, self._ended = 0, 0, 0, 0  # in this step
+        self._request, self._token, self._unread = 0.0, 0.0, 0.0  # seconds of each, beyond costs
         self._last = deque[float](maxlen=LAST)  # of requests, in the last steps without drafts
-        self._steps = 0  # with drafts, that were learned from
+        self._steps = self._reads = 0  # that tokens, and tokens read, were learned from
         self._in_a_row, self._most_in_a_row = 0, FIRST  # steps with drafts
-        self._without = 0  # steps in a row that were learned from and had none
+        self._rest, self._next_rest = 0, RESTS[0]  # steps without drafts
+        self._resting: tuple[Shared, int] | None = None  # who counts them, of how many requests
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
     def refuse_more(self, requests: int, structure: Any) -> None:
         """Raise UserError where the costs do not reach so many requests, or such long drafts."""
         longest = getattr(structure, "gamma_max", 0)
-        self._cost.target(requests, requests * (longest + 1))
+        self._target(requests, requests * (longest + 1))
 
     def __call__(self, *ask: Any) -> bool:
         return self.together([ask])[0]
 
     def together(self, asks: Sequence[Any]) -> list[bool]:
         """Return whether each of these requests draws one more. asks: a request's rule, the tokens
-        that it has drawn in this round, their product of q, and whether its draft has read the
-        text before them."""
+        that it has drawn in this round, their product of q, how many tokens its draft has yet to
+        read before them, beyond some, and how many may still come."""
         begins = not any(self._drafts.values())
         if begins:
             self._begin_step()
         requests, drafts = len(self._drafts), list(self._drafts.values())
         drawn, forwards = sum(map(len, drafts)), max(map(len, drafts))
         tokens = requests + sum(self._gain(n, s) for each in drafts for n, s in enumerate(each))
-        gains = np.array([self._gain(count, survival) for _, count, survival, _ in asks])
-        order = np.argsort(-gains, kind="stable")
+        gains = np.array([self._gain(count, survival) for _, count, survival, *_ in asks])
+        reading = np.array([self._unread * unread / max(1, left) for *_, unread, left in asks])
+        order = np.lexsort((reading, -gains))
+        tokens_by = [0.0, *gains[order].cumsum()]
+        reading_by = [0.0, *reading[order].cumsum()]
 
         def rate(more: int) -> float:
             """Return expected tokens per second, with `more` drawn."""
-            seconds = self._cost.target(requests, requests + drawn + more)
-            seconds += (forwards + (more > 0)) * self._cost.draft(requests)
-            seconds += self._over[0] * requests + self._over[1] * (drawn + more)
-            return float(tokens + gains[order[:more]].sum()) / max(seconds, TINY)
+            seconds = self._target(requests, requests + drawn + more) + reading_by[more]
+            seconds += (forwards + (more > 0)) * self._draft(requests)
+            seconds += self._request * requests + self._token * (drawn + more)
+            return float(tokens + tokens_by[more]) / max(seconds, TINY)
 
         rates = [rate(more) for more in range(len(asks) + 1)]
         if begins and self._learns:
             rates[0] *= MARGIN
         best = int(np.argmax(rates))
         if begins and self._learns:
-            best = self._or_none(best)
+            best = self._or_none(best, asks[0][0])
         chosen = {int(place) for place in order[:best]}
         for place in chosen:
-            rule, _, survival, has_read = asks[place]
+            rule, _, survival, unread, _ = asks[place]
             self._drafts[rule].append(survival)
-            if not has_read:  # a prompt is in the time
-                self._step = None
+            self._read += unread
         self._drawn, self._forwards = drawn + best, forwards + (best > 0)
         return [place in chosen for place in range(len(asks))]
 
     def _begin_step(self) -> None:
         """Learn from the step before, unless requests came or went, or one had a round without a
         question: what a step without drafts takes beyond the costs is the share of its requests,
-        what others take besides is that of their tokens."""
-        now, here, then, requests = perf_counter(), list(self._drafts), self._step, self._ended
-        drawn, forwards = self._drawn, self._forwards
-        self._step, self._drawn, self._forwards, self._ended = (now, here), 0, 0, 0
+        what others take besides is that of their tokens, or of what their drafts read."""
+        now, here, then = perf_counter(), set(self._drafts), self._step
+        drawn, forwards, read, requests = self._drawn, self._forwards, self._read, self._ended
+        self._step = now, here
+        self._drawn, self._forwards, self._read, self._ended = 0, 0, 0, 0
         if not self._learns or then is None or then[1] != here or requests != len(here):
             return
-        if drawn and not self._last:  # nothing to compare it with
+        costs = self._target(requests, requests + drawn) + forwards * self._draft(requests)
+        over = now - then[0] - costs
+        if read:
+            self._reads += 1
+            each = (over - self._request * requests - self._token * drawn) / read
+            self._unread += (each - self._unread) * max(NEW, 1 / self._reads)
+            self._unread = max(0.0, self._unread)
             return
-        costs = self._cost.target(requests, requests + drawn)
-        costs += forwards * self._cost.draft(requests)
-        over = min(now - then[0] - costs, STALL * costs)
-        if drawn:
-            self._steps, self._without = self._steps + 1, 0
-            each = (over - self._over[0] * requests) / drawn
-            new = (each - self._over[1]) * max(NEW, 1 / self._steps)
-            self._over[1] = max(0.0, self._over[1] + new)
-        else:
+        over = min(over, STALL * costs)
+        if drawn and self._last:  # else there is nothing to compare it with
+            self._steps += 1
+            each = (over - self._request * requests) / drawn
+            self._token += (each - self._token) * max(NEW, 1 / self._steps)
+            self._token = max(0.0, self._token)
+        elif not drawn:
             self._last.append(over / requests)
-            self._over[0] = median(self._last)
-            self._without += 1
-        if self._without == RARELY:  # tried again: what is accepted may have changed
-            self._without, self._over[1], self._steps = 0, 0.0, 0
+            self._request = median(self._last)
 
-    def _or_none(self, best: int) -> int:
+    def _or_none(self, best: int, rule: "Shared") -> int:
         """Return how many tokens a step draws at first: none now and then, for beside such steps it
-        is known what drafts add. Which steps those are depends on no token of theirs."""
-        self._in_a_row = self._in_a_row + 1 if best else 0
-        if self._in_a_row <= self._most_in_a_row:
-            return best
-        self._in_a_row = 0
-        if len(self._last) >= SURE:
-            self._most_in_a_row = min(2 * self._most_in_a_row, RARELY)
-        return 0
+        is known what drafts add; and where none are worth it, for many steps. Which steps those are
+        depends on no token of theirs."""
+        if not best:
+            self._in_a_row = 0
+            self._rest, self._resting = self._next_rest, (rule, len(self._drafts))
+        elif self._in_a_row < self._most_in_a_row:
+            self._in_a_row += 1
+        else:
+            best, self._in_a_row, self._next_rest = 0, 0, RESTS[0]
+            if len(self._last) >= SURE:
+                self._most_in_a_row = min(2 * self._most_in_a_row, RARELY)
+        return best
+
+    def rests(self) -> bool:
+        """Return whether nobody draws for now, until a quarter of the requests are gone."""
+        if self._resting and 4 * len(self._drafts) <= 3 * self._resting[1]:
+            self._resting = None
+        return self._resting is not None
+
+    def rest(self, rule: "Shared") -> bool:
+        """Count a round without a draft, and return True, if nobody draws for now."""
+        if rule not in self._drafts or not self.rests():
+            return False
+        self.begin(rule, False)
+        self._ended += self.rests()
+        return self.rests()
 
     def begin(self, rule: "Shared", first: bool) -> None:
         """first: of its request; what was before may be long ago."""
         self._drafts[rule] = []
         if first:
             self._step = None
+        if self._resting and self._resting[0] is rule:
+            self._begin_step()
+            self._rest -= 1
+            if not self._rest:  # tried again: what is accepted may have changed
+                self._resting, self._token, self._steps = None, 0.0, 0
+                self._unread /= 2
+                self._next_rest = min(2 * self._next_rest, RESTS[1])
 
     def end(self, rule: "Shared", accepted: int | None = None) -> None:
         """Note a verdict; None: the request has ended."""
         draft = self._drafts.pop(rule, [])
         if accepted is None:
+            if self._resting and self._resting[0] is rule:
+                self._resting = None
             return
         self._drafts[rule] = []
         self._ended += 1
@@ -179,6 +213,9 @@ class Shared(StopRule):
         self.ask: Callable[..., bool] = self.budget  # together with others
         self._survival = 1.0
 
+    def rests(self) -> bool:
+        return self.budget.rest(self)
+
     def begin_round(self, context: RoundContext) -> None:
         super().begin_round(context)
         self._survival = 1.0
@@ -188,7 +225,9 @@ class Shared(StopRule):
         if step.count:
             self._survival *= step.drawn_unwarped_q()
             self.predicted.append(self._survival)
-        return not self.ask(self, step.count, self._survival, step.has_read)
+        if not step.count and self.budget.rests():
+            return True
+        return not self.ask(self, step.count, self._survival, step.unread, step.left)
 
     def end_round(self, verdict: Verdict) -> None:
         self.budget.end(self, verdict.accepted)

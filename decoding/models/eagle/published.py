@@ -30,7 +30,7 @@ from decoding.models.bare import Watch
 from decoding.models.cached_lm import CachedLM
 from decoding.models.cpu_llama import DecoderLayer, norm_of, rotations
 from decoding.models.eagle.draft import EagleDraft
-from decoding.models.forward import Forward, Rows, picked
+from decoding.models.forward import Forward, Result, Rows, picked
 from decoding.models.kv_cache import BufferCache, folded
 from decoding.models.packing import refresh
 from runtime.errors import UserError
@@ -152,7 +152,7 @@ class PublishedForward(Watch):
 
     def __call__(
         self, rows: Rows, cache: BufferCache, hidden: Sequence[int] = (), logits: RowsWanted = "all"
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Result:
         """See `Forward`; `rows.added` are the features."""
         if self.due(not cache.layer(0).length):
             self._check()
@@ -173,7 +173,8 @@ class PublishedForward(Watch):
             x = layer(x, cos, sin, cache.layer(index), mask)
             states.append(x)
         states.append(self._norm(x))
-        return self._model.lm_head(picked(states[-1], logits)), [states[i] for i in hidden]
+        wanted = torch.stack([states[i] for i in hidden], 2) if hidden else None
+        return self._model.lm_head(picked(states[-1], logits)), wanted
 
 
 def kinds(model: nn.Module) -> list[type]:

@@ -394,27 +394,32 @@ def test_only_the_state_at_the_token_costs_a_forward(tmp_path):
     assert np.isinf(rule.policy(replayed).reach[..., 0]).all(), "before the first, no look"
 
 
-@pytest.mark.parametrize("kind", ["prompt", "step", "token"])
+@pytest.mark.parametrize("kind", ["prompt", "step", "token", "reading", "much reading"])
 def test_what_steps_take_beyond_the_costs_is_of_tokens_or_of_all_steps(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that is read in the first step, and what a step without a draft takes as well, are
-    no cost of a token; of what is one it makes none, and tries again some time."""
-    clock, drawn = [0.0], list[int]()
+    """A text that is read in the first step with a draft, and what a step without one takes as
+    well, are no cost of a token; of what is one it makes none, and tries again some time. Nor does
+    it where a draft has to read much for few tokens."""
+    clock, drawn, unread = [0.0], list[int](), 40 if kind in ("prompt", *READING) else 0
     monkeypatch.setattr(shared, "perf_counter", lambda: clock[0])
-    rule = Shared(batch_cost(tmp_path / "costs.json"), learns=True)
-    rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9))
+    rule, left = Shared(batch_cost(tmp_path / "costs.json"), learns=True), READING.get(kind, 9)
     for step in range(2000):
         count = 0
-        while count < 2 and rule.budget(rule, count, 1.0, step > 0):
-            count += 1
-        clock[0] += {"prompt": 99.0 * (not step), "step": 5.0, "token": 50.0 * count}[kind]
+        if not rule.rests():
+            rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9, step))
+            while count < 2 and rule.budget(rule, count, 1.0, unread * (not count), left):
+                count += 1
+            rule.end_round(Verdict(count, [1] * count, 2, count))
+        clock[0] += {"step": 5.0, "token": 50.0 * count}.get(kind, unread * (count > 0))
         clock[0] += 1.0 + 0.25 * count  # as the costs say
+        unread *= not (kind == "prompt" and count)
         drawn.append(count)
-        rule.end_round(Verdict(count, [1] * count, 2, count))
-        rule.begin_round(RoundContext(torch.tensor([1, 2, 3]), 9, step + 1))
-    if kind == "token":
-        tried = [count > 0 for count in drawn[100:]]
-        assert 0 < sum(tried) < 100, tried
+    tried = [count > 0 for count in drawn[100:]]
+    if kind in ("token", "much reading"):
+        assert 0 < sum(tried) < 40, tried
     else:
         assert sum(drawn) > 1.9 * len(drawn), "but for some looks at a step without"
+
+
+READING = {"reading": 10_000, "much reading": 2}  # tokens that may still come
