@@ -135,8 +135,8 @@ class StopRule(Protocol):
         self.predicted = []
 
     def rests(self) -> bool:
-        """Return whether nothing is drawn in the round that would begin now, whatever the text; it
-        is asked no more in it. Called once before each round of a chain."""
+        """Return whether nothing is drawn in the round that would begin now, whatever the text: it
+        is plain decoding, and the rule not asked in it. Not every engine or structure asks so."""
         return False
 
     @abstractmethod
@@ -147,7 +147,7 @@ class StopRule(Protocol):
         return
 
     def end_request(self) -> None:
-        """Called after the last round of a request of several at once."""
+        """Called after the last round of a request."""
         return
 
 

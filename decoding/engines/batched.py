@@ -76,8 +76,6 @@ class BatchedEngine:
                     request.prompt_ids, request.max_new_tokens, request.sampler, request.ends
                 )
             finally:
-                if isinstance(engine, SerialEngine):
-                    engine.stop.end_request()
                 free.append(engine)
 
         tasks = (None if each is None else partial(decoded, each) for each in requests)

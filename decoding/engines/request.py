@@ -101,6 +101,11 @@ class RequestState:
     def finished(self) -> bool:
         return self.ended or self.max_new == 0
 
+    @property
+    def beyond_draft(self) -> bool:
+        """Return whether the text fills the draft's context."""
+        return self.draft_context is not None and self.draft_context <= len(self.committed)
+
     def context(self, pair: Pair, round_: int, hidden: Tensor | None) -> RoundContext:
         """Return the facts verified before a round. hidden: `RoundContext.target_hidden`.
 

@@ -78,13 +78,16 @@ class SerialEngine(Engine):
 
         def decode_round() -> RoundTrace:
             nonlocal hidden
-            if plain and self.stop.rests():
+            if plain and not request.beyond_draft and self.stop.rests():
                 return plain_round(request, self.pair.target, warp, sampler)
             context = request.context(self.pair, next(rounds), hidden)
             hidden, trace = self._round(request, context, watch, sampler)
             return trace
 
-        yield decode_round
+        try:
+            yield decode_round
+        finally:
+            self.stop.end_request()
 
     def _round(
         self, request: RequestState, context: RoundContext, watch: Stopwatch, sampler: Sampler

@@ -18,7 +18,7 @@ from runtime.settings.kinds import Path
 NEW = 0.1  # least weight of a step in the means of what steps take beyond the costs
 FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last
 RESTS = 8, 256  # steps without drafts after which they are tried again, at first and at last
-SURE, LAST = 3, 5  # steps without drafts after which they become rarer; whose median counts
+SURE, LAST = 3, 5  # steps without drafts after which they become rarer; steps of a median
 MARGIN = 1.05  # by which a step with drafts has to be worth more
 STALL = 2  # times the costs: what a step takes at most beyond them, in these
 TINY = 1e-9
@@ -40,12 +40,14 @@ class Budget:
         self._drafts = dict["Shared", list[float]]()  # survival before each token drawn
         self._step: tuple[float, set[Shared]] | None = None  # when it began, and whose it is
         self._drawn, self._forwards, self._read, self._ended = 0, 0, 0, 0  # in this step
+        self._reading = 0.0  # seconds of this step, of what is read in it
         self._request, self._token, self._unread = 0.0, 0.0, 0.0  # seconds of each, beyond costs
         self._last = deque[float](maxlen=LAST)  # of requests, in the last steps without drafts
-        self._steps = self._reads = 0  # that tokens, and tokens read, were learned from
+        self._reads = deque[float](maxlen=LAST)  # of tokens that were read
+        self._steps = 0  # that tokens were learned from
         self._in_a_row, self._most_in_a_row = 0, FIRST  # steps with drafts
-        self._rest, self._next_rest = 0, RESTS[0]  # steps without drafts
-        self._resting: tuple[Shared, int] | None = None  # who counts them, of how many requests
+        self._rest, self._next_rest = 0, RESTS[0]  # rounds of requests, and steps, without drafts
+        self._rested, self._of = set[Shared](), 0  # in this step; requests when it was decided
         self._accepted, self._expected = np.full(2, 1.0), np.full(2, 1.0)  # by depth, with a prior
 
     def refuse_more(self, requests: int, structure: Any) -> None:
@@ -74,7 +76,8 @@ class Budget:
 
         def rate(more: int) -> float:
             """Return expected tokens per second, with `more` drawn."""
-            seconds = self._target(requests, requests + drawn + more) + reading_by[more]
+            seconds = self._target(requests, requests + drawn + more)
+            seconds += self._reading + reading_by[more]
             seconds += (forwards + (more > 0)) * self._draft(requests)
             seconds += self._request * requests + self._token * (drawn + more)
             return float(tokens + tokens_by[more]) / max(seconds, TINY)
@@ -84,12 +87,13 @@ class Budget:
             rates[0] *= MARGIN
         best = int(np.argmax(rates))
         if begins and self._learns:
-            best = self._or_none(best, asks[0][0])
+            best = self._or_none(best, len(asks))
         chosen = {int(place) for place in order[:best]}
         for place in chosen:
             rule, _, survival, unread, _ = asks[place]
             self._drafts[rule].append(survival)
             self._read += unread
+        self._reading += reading_by[best]
         self._drawn, self._forwards = drawn + best, forwards + (best > 0)
         return [place in chosen for place in range(len(asks))]
 
@@ -101,15 +105,16 @@ class Budget:
         drawn, forwards, read, requests = self._drawn, self._forwards, self._read, self._ended
         self._step = now, here
         self._drawn, self._forwards, self._read, self._ended = 0, 0, 0, 0
+        self._reading = 0.0
         if not self._learns or then is None or then[1] != here or requests != len(here):
             return
         costs = self._target(requests, requests + drawn) + forwards * self._draft(requests)
         over = now - then[0] - costs
         if read:
-            self._reads += 1
             each = (over - self._request * requests - self._token * drawn) / read
-            self._unread += (each - self._unread) * max(NEW, 1 / self._reads)
-            self._unread = max(0.0, self._unread)
+            most = self._draft(1)  # one by one they take no longer
+            self._reads.append(min(max(0.0, each), most))
+            self._unread = median(self._reads)
             return
         over = min(over, STALL * costs)
         if drawn and self._last:  # else there is nothing to compare it with
@@ -121,15 +126,16 @@ class Budget:
             self._last.append(over / requests)
             self._request = median(self._last)
 
-    def _or_none(self, best: int, rule: "Shared") -> int:
+    def _or_none(self, best: int, asked: int) -> int:
         """Return how many tokens a step draws at first: none now and then, for beside such steps it
-        is known what drafts add; and where none are worth it, for many steps. Which steps those are
-        depends on no token of theirs."""
+        is known what drafts add; and where none are worth it, though every request asked, for many
+        steps. Which steps those are depends on no token of theirs."""
         if not best:
-            self._in_a_row = 0
-            self._rest, self._resting = self._next_rest, (rule, len(self._drafts))
+            if asked == len(self._drafts):
+                self._in_a_row, self._of = 0, asked
+                self._rest = self._rest or self._next_rest * asked
         elif self._in_a_row < self._most_in_a_row:
-            self._in_a_row += 1
+            self._in_a_row, self._rest = self._in_a_row + 1, 0
         else:
             best, self._in_a_row, self._next_rest = 0, 0, RESTS[0]
             if len(self._last) >= SURE:
@@ -137,39 +143,38 @@ class Budget:
         return best
 
     def rests(self) -> bool:
-        """Return whether nobody draws for now, until a quarter of the requests are gone."""
-        if self._resting and 4 * len(self._drafts) <= 3 * self._resting[1]:
-            self._resting = None
-        return self._resting is not None
+        """Return whether nobody draws for now. Where a quarter of the requests are gone, those left
+        ask whether it is still not worth it."""
+        return self._rest > 0 and 4 * len(self._drafts) > 3 * self._of
 
     def rest(self, rule: "Shared") -> bool:
         """Count a round without a draft, and return True, if nobody draws for now."""
         if rule not in self._drafts or not self.rests():
             return False
-        self.begin(rule, False)
-        self._ended += self.rests()
-        return self.rests()
+        if rule in self._rested:  # for the second time: a step begins
+            self._begin_step()
+            self._rested.clear()
+        self._rested.add(rule)
+        self.end(rule, 0)
+        return True
 
     def begin(self, rule: "Shared", first: bool) -> None:
         """first: of its request; what was before may be long ago."""
         self._drafts[rule] = []
         if first:
             self._step = None
-        if self._resting and self._resting[0] is rule:
-            self._begin_step()
-            self._rest -= 1
-            if not self._rest:  # tried again: what is accepted may have changed
-                self._resting, self._token, self._steps = None, 0.0, 0
-                self._unread /= 2
-                self._next_rest = min(2 * self._next_rest, RESTS[1])
 
     def end(self, rule: "Shared", accepted: int | None = None) -> None:
         """Note a verdict; None: the request has ended."""
         draft = self._drafts.pop(rule, [])
         if accepted is None:
-            if self._resting and self._resting[0] is rule:
-                self._resting = None
+            self._rested.discard(rule)
             return
+        if self._rest:
+            self._rest -= 1
+            if not self._rest:  # tried again: what is accepted may have changed
+                self._token, self._steps, self._unread = 0.0, 0, self._unread / 2
+                self._next_rest = min(2 * self._next_rest, RESTS[1])
         self._drafts[rule] = []
         self._ended += 1
         if not self._learns:
@@ -190,7 +195,8 @@ class Budget:
 
 class Shared(StopRule):
     """Draw while the row of one more token is worth its time, among all requests that are decoded
-    at once (`BatchedEngine`); alone, a rule that knows the costs.
+    at once (`BatchedEngine`); alone, a rule that knows the costs. Where none is, nobody draws for
+    some steps, more each time.
 
     Survival is the product of the draft's own probabilities, as in `Product`, scaled by what was
     accepted so far."""
@@ -214,6 +220,7 @@ class Shared(StopRule):
         self._survival = 1.0
 
     def rests(self) -> bool:
+        """See `StopRule.rests`."""
         return self.budget.rest(self)
 
     def begin_round(self, context: RoundContext) -> None:

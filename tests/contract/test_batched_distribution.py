@@ -129,6 +129,14 @@ def test_two_requests_that_share_a_budget(
         assert max(map(max, drafts)) == (2 if target_row < 0.8 and first else 0), "and it acts"
 
 
+def test_a_request_decoded_alone_has_no_share_of_a_later_budget(tmp_path: Path) -> None:
+    """The costs reach two requests."""
+    rule = Shared(batch_cost(tmp_path / "costs.json"), learns=True)
+    decoder = SerialEngine(toy_pair(2, 31), Chain(3), rule, verifier("token"), OFF, OFF)
+    assert len(decoder.decode([1, 0], 5, Sampler.seeded(0)).tokens) == 5
+    assert len(dict(BatchedEngine(decoder, 2).decode(asked(Sampler.seeded(0))))) == 2
+
+
 class Withdrawing(Chain):
     """Biased: a token is drawn, looked at, and not verified where it is improbable, so that others
     get the row."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -411,7 +412,7 @@ def test_what_steps_take_beyond_the_costs_is_of_tokens_or_of_all_steps(
             while count < 2 and rule.budget(rule, count, 1.0, unread * (not count), left):
                 count += 1
             rule.end_round(Verdict(count, [1] * count, 2, count))
-        clock[0] += {"step": 5.0, "token": 50.0 * count}.get(kind, unread * (count > 0))
+        clock[0] += {"step": 5.0, "token": 50.0 * count}.get(kind, 0.05 * unread * (count > 0))
         clock[0] += 1.0 + 0.25 * count  # as the costs say
         unread *= not (kind == "prompt" and count)
         drawn.append(count)
@@ -423,3 +424,38 @@ def test_what_steps_take_beyond_the_costs_is_of_tokens_or_of_all_steps(
 
 
 READING = {"reading": 10_000, "much reading": 2}  # tokens that may still come
+
+
+@pytest.mark.parametrize(("copies", "least"), [(0.0, 0.9), (0.5, 0.7)])
+@pytest.mark.parametrize("length", [64, 10**6])
+def test_requests_that_come_and_go_draft_again_when_it_is_worth_it(
+    length: int, copies: float, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens cost much at first, and one reading of a text takes a minute; others take each
+    request's place. copies: share of rounds that ask nothing."""
+    clock, random, tried = [0.0], np.random.default_rng(0), list[bool]()
+    monkeypatch.setattr(shared, "perf_counter", lambda: clock[0])
+    rule = Shared(batch_cost(tmp_path / "costs.json", 0.02), learns=True)
+    rules = [deepcopy(rule, {id(rule.budget): rule.budget}) for _ in range(2)]
+    left = {each: length // (1 + place) for place, each in enumerate(rules)}
+    text = torch.tensor([1, 2, 3])
+    for step in range(3000):
+        active = list[Shared]()
+        for each in rules:
+            if not each.rests():
+                each.begin_round(RoundContext(text, 9, int(left[each] < length)))
+                active += [each] * (random.random() >= copies and not each.budget.rests())
+        asks = [(each, 0, 1.0, 40 * (left[each] == length), 9) for each in active]
+        drawn = rule.budget.together(asks) if asks else []
+        reads = any(ask[3] and yes for ask, yes in zip(asks, drawn, strict=True))
+        tried.append(any(drawn))
+        clock[0] += 1.0 + 0.02 * sum(drawn) + 2.0 * sum(drawn) * (step < 500) + 0.05 * any(drawn)
+        clock[0] += 60.0 * (reads and step < 20)
+        for each in rules:
+            if each in active or not rule.budget.rests():
+                each.end_round(Verdict(1, [1], 2, 1))
+            left[each] -= 1
+            if not left[each]:
+                each.end_request()
+                left[each] = length
+    assert sum(tried[1500:]) > least * 1500
