@@ -18,6 +18,7 @@ from runtime.settings.kinds import Path
 NEW = 0.1  # least weight of a step in the means of what steps take beyond the costs
 FIRST, RARELY = 4, 64  # most steps with drafts in a row, at first and at last
 RESTS = 8, 256  # steps without drafts after which they are tried again, at first and at last
+ENOUGH = 8  # steps with drafts in a row after which the next rest is a short one
 SURE, LAST = 3, 5  # steps without drafts after which they become rarer; steps of a median
 MARGIN = 1.05  # by which a step with drafts has to be worth more
 STALL = 2  # times the costs: what a step takes at most beyond them, in these
@@ -136,8 +137,10 @@ class Budget:
                 self._rest = self._rest or self._next_rest * asked
         elif self._in_a_row < self._most_in_a_row:
             self._in_a_row, self._rest = self._in_a_row + 1, 0
+            if self._in_a_row == ENOUGH:
+                self._next_rest = RESTS[0]
         else:
-            best, self._in_a_row, self._next_rest = 0, 0, RESTS[0]
+            best, self._in_a_row = 0, 0
             if len(self._last) >= SURE:
                 self._most_in_a_row = min(2 * self._most_in_a_row, RARELY)
         return best
